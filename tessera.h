@@ -19,6 +19,7 @@
 // Ranks, communication, and parallelization strategies.
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
+#include "parallel/data_step.h"
 #include "parallel/data_strategy.h"
 #include "parallel/gradient_norm.h"
 #include "parallel/mesh.h"

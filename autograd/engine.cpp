@@ -30,59 +30,21 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
 
 }  // namespace
 
-// Updates of leaves during a walk: immediate, or for parameters collected until run() if weight gradients are deferred.
-class DeferrableUpdates {
- public:
-  DeferrableUpdates(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {
-    if (defer_) defer_->arena_ = arena;
-  }
-  template <class F>
-  void operator()(const std::shared_ptr<Leaf>& leaf, F f) const {
-    if (defer_ && !leaf->transient)
-      defer_->pending_.emplace_back([leaf, f = std::move(f)]() mutable { f(*leaf); });
-    else
-      f(*leaf);
-  }
-
- private:
-  DeferredWeightGrads* defer_;
-};
-
 void Node::add_output_grad(int i, Tensor g) {
   const auto at = static_cast<size_t>(i);
   if (!(g.shape() == output_shapes[at]))
     throw Error(std::string("[backward] a gradient of shape ") + g.shape().str() + " reached output " +
                 std::to_string(i) + " of '" + op + "'; expected shape " + output_shapes[at].str());
   add_gradient(output_grads[at], std::move(g));
-  row_sums = nullptr;
+  row_sums.sums = nullptr;
 }
 
 const Tensor& Grads::output(int i) const { return node_.output_grads[static_cast<size_t>(i)]; }
 Tensor Grads::take_output(int i) { return std::exchange(node_.output_grads[static_cast<size_t>(i)], Tensor()); }
-bool Grads::needs(int input) const { return node_.inputs[static_cast<size_t>(input)].wanted(); }
+bool Grads::needs(int input) const { return node_.input(input).wanted(); }
 
-const RowSums& Grads::row_sums() const { return node_.row_sums; }
-bool Grads::row_sums_required() const { return node_.row_sums_required; }
-bool Grads::row_sums_requested(int input) const {
-  const Edge& edge = node_.inputs[static_cast<size_t>(input)];
-  return edge.node && edge.node->row_sums_requested;
-}
-
-bool Grads::writes_at_once(int first, int count) const {
-  const std::span edges = std::span(node_.inputs).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-  return !defer_ && std::ranges::any_of(edges, &Edge::wanted) &&
-         std::ranges::all_of(edges, [](const Edge& e) { return !e.wanted() || (e.leaf && !e.leaf->transient); });
-}
-
-Tensor Grads::take_accumulated(int input) {
-  const Edge& edge = node_.inputs[static_cast<size_t>(input)];
-  if (edge.leaf) return edge.leaf->transient ? edge.leaf->take() : Tensor();
-  return edge.node ? std::exchange(edge.node->output_grads[static_cast<size_t>(edge.output)], {}) : Tensor();
-}
-
-void Grads::give(int input, Tensor gradient, RowSums row_sums) {
-  const auto at = static_cast<size_t>(input);
-  const Edge& edge = node_.inputs[at];
+void Grads::give(int input, Tensor gradient) {
+  const Edge& edge = node_.input(input);
   if (edge.leaf) {
     if (!(gradient.shape() == edge.leaf->shape))
       throw Error(std::string("[backward] '") + node_.op + "' returned for input " + std::to_string(input) +
@@ -90,9 +52,7 @@ void Grads::give(int input, Tensor gradient, RowSums row_sums) {
     DeferrableUpdates(defer_, node_.arena)(edge.leaf,
                                            [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
   } else if (edge.node) {
-    const bool alone = !edge.node->output_grads[static_cast<size_t>(edge.output)].defined();
     edge.node->add_output_grad(edge.output, std::move(gradient));
-    if (alone && edge.output == 0) edge.node->row_sums = std::move(row_sums);
   }
 }
 
@@ -108,44 +68,36 @@ void Grads::write_grad(int input, std::function<void(Tensor&)> write) {
   }
 }
 
-// Count parameters from last to first, the order in which a chain of layers produces gradients.
-void Grads::write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
-  std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));
-  std::vector<GradTarget> others(parameters.size());
-  std::shared_ptr<Leaf> any;
-  bool now = false;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const size_t at = static_cast<size_t>(first) + i;
-    const Edge& edge = node_.inputs[at];
-    if (edge.leaf && !edge.leaf->transient) {
-      any = parameters[i] = edge.leaf;
-    } else if (edge.wanted()) {
-      const DType dtype = edge.leaf ? edge.leaf->dtype : accum_dtype(node_.input_dtypes[at]);
-      others[i].to = Tensor::empty(node_.input_shapes[at], dtype, node_.arena);
-      now = true;
+std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::vector<Var>& inputs,
+                        std::function<void(Grads&)> vjp) {
+  bool wanted = false;
+  for (const Var& in : inputs) wanted = wanted || in.requires_grad();
+  std::shared_ptr<Node> node;
+  if (wanted && grad_enabled()) {
+    node = std::make_shared<Node>();
+    node->op = op;
+    node->sequence = next_sequence();
+    node->vjp = std::move(vjp);
+    node->arena = outputs[0].arena();
+    for (const Var& in : inputs) {
+      const auto& impl = GraphAccess::impl(in);
+      node->inputs.push_back(impl ? Edge{impl->node, impl->output, impl->leaf} : Edge{});
+      const bool present = impl && (impl->value.defined() || impl->deferred);
+      node->input_shapes.push_back(present ? in.shape() : Shape{});
+      node->input_dtypes.push_back(present ? in.dtype() : DType::float32);
     }
+    node->output_grads.resize(outputs.size());
+    for (const Tensor& t : outputs) node->output_shapes.push_back(t.shape());
   }
-  if (now) write(others);
-  for (size_t i = 0; i < others.size(); ++i)
-    if (others[i].to.defined()) give(first + static_cast<int>(i), std::move(others[i].to));
-  if (!any) return;
-  DeferrableUpdates(defer_, node_.arena)(any, [leaves = std::move(parameters), write = std::move(write)](Leaf&) {
-    std::vector<GradTarget> targets;
-    for (const std::shared_ptr<Leaf>& leaf : leaves) targets.push_back(leaf ? leaf->place() : GradTarget{});
-    write(targets);
-    for (size_t i = leaves.size(); i-- > 0;)
-      if (leaves[i]) leaves[i]->gradient_done();
-  });
-}
-
-void Grads::set_precomputed(int input, std::shared_ptr<PrecomputedGrad> gradient) {
-  const auto at = static_cast<size_t>(input);
-  const Edge& edge = node_.inputs[at];
-  if (edge.leaf) {
-    DeferrableUpdates(defer_, node_.arena)(edge.leaf, [early = std::move(gradient)](Leaf& l) { l.receive(early); });
-  } else if (edge.node) {
-    edge.node->add_output_grad(edge.output, gradient->at.to(accum_dtype(node_.input_dtypes[at])));
+  std::vector<Var> vars;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    auto impl = std::make_shared<GraphAccess::Impl>();
+    impl->value = std::move(outputs[i]);
+    impl->node = node;
+    impl->output = static_cast<int>(i);
+    vars.push_back(GraphAccess::var(std::move(impl)));
   }
+  return vars;
 }
 
 void DeferredWeightGrads::run() {
@@ -156,9 +108,9 @@ void DeferredWeightGrads::run() {
 }
 
 void backward(const Var& root, const BackwardOptions& options) {
-  if (!root.requires_grad() || !root.impl_->node)
+  if (!root.requires_grad() || !GraphAccess::impl(root)->node)
     throw Error("[backward] the root has no graph: none of its inputs requires a gradient, or gradients were disabled");
-  const std::shared_ptr<Node>& start = root.impl_->node;
+  const std::shared_ptr<Node>& start = GraphAccess::impl(root)->node;
   const DeferrableUpdates to_leaf(options.defer, start->arena);
   for (const auto& leaf : leaves_under(start)) to_leaf(leaf, [](Leaf& l) { ++l.expected; });
   const NoGrad no_grad;
@@ -170,7 +122,7 @@ void backward(const Var& root, const BackwardOptions& options) {
     seed = root.value().make(root.shape());
     seed.fill(1);
   }
-  start->add_output_grad(root.impl_->output, std::move(seed));
+  start->add_output_grad(GraphAccess::impl(root)->output, std::move(seed));
   Ready ready{{start->sequence, start}};
   while (!ready.empty()) {
     const std::shared_ptr<Node> node = ready.begin()->second;
@@ -178,7 +130,7 @@ void backward(const Var& root, const BackwardOptions& options) {
     bool reached = false;
     for (const Tensor& g : node->output_grads) reached = reached || g.defined();
     if (reached) {
-      Grads grads(*node, options.defer);
+      Grads grads = GraphAccess::grads(*node, options.defer);
       node->vjp(grads);
     }
     for (const Edge& e : node->inputs) {
@@ -188,7 +140,7 @@ void backward(const Var& root, const BackwardOptions& options) {
     node->walked = true;
     node->vjp = nullptr;  // frees saved values in traversal order
     node->inputs.clear();
-    node->row_sums = nullptr;
+    node->row_sums.sums = nullptr;
     for (Tensor& g : node->output_grads) g = Tensor();
   }
 }

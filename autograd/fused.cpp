@@ -1,4 +1,5 @@
 // Matmuls: forward passes and vjps.
+#include "autograd/fusion.h"
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/reduce.h"
@@ -23,10 +24,12 @@ namespace {
 // Row sums of a gradient dy: the gradient of a bias added to the value.
 struct BiasSums {
   bool wanted = true;
-  RowSums end = {};           // computed by the op that produced dy, or empty
+  fusion::RowSums end = {};   // computed by the op that produced dy, or empty
   bool in_our_order = false;  // not computed by a GEMM library in its own order
 };
-BiasSums sums_of_output(const Grads& g) { return {.end = g.row_sums(), .in_our_order = g.row_sums_required()}; }
+BiasSums sums_of_output(const Grads& g) {
+  return {.end = fusion::row_sums(g), .in_our_order = fusion::row_sums_required(g)};
+}
 
 // Writes the gradients of w (input `at`) and b (the next one) of x w^T + b, possibly fused.
 void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasSums& bias) {
@@ -90,7 +93,7 @@ Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::
                        const Tensor dy = g.output();
                        first.give(g, dy, sums_of_output(g));
                      });
-  if (b.requires_grad()) y.request_row_sums();
+  if (b.requires_grad()) fusion::request_row_sums(y);
   return y;
 }
 
@@ -126,7 +129,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                        if (given) g.give(2, std::move(dbias));
                        first.give(g, dh, {.wanted = !given});
                      });
-  if (down.b.requires_grad()) y.request_row_sums();
+  if (down.b.requires_grad()) fusion::request_row_sums(y);
   return y;
 }
 
@@ -140,8 +143,8 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   if (residual.defined()) residual = residual.to(x.dtype());
   Tensor dx;
   const auto run = [&] { dx = norm_backward(dy, x, gamma, forward, std::move(residual), sums); };
-  if (g.writes_at_once(at, 2)) {
-    g.write_grad(at, 2, [&](std::span<const GradTarget> to) {
+  if (fusion::writes_at_once(g, at, 2)) {
+    fusion::write_grads(g, at, 2, [&](std::span<const fusion::GradTarget> to) {
       sums.gamma = {to[0].to, to[0].adds};
       sums.beta = {to[1].to, to[1].adds};
       run();
@@ -161,8 +164,8 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
 
 // Buffers for requested row sums of input i's gradient, and the second pass. Not with deferred work, which would retain
 // them too long.
-bool wants_partials(const Grads& g, int i) { return g.row_sums_requested(i) && !g.defer(); }
-RowSums end_of_sums(const Tensor& partials) {
+bool wants_partials(const Grads& g, int i) { return fusion::row_sums_requested(g, i) && !g.defer(); }
+fusion::RowSums end_of_sums(const Tensor& partials) {
   if (!partials.defined()) return {};
   return [partials](Tensor& out) { sum_partials(out, partials); };
 }
@@ -179,33 +182,33 @@ std::function<Tensor()> recompute_norm(Saved x, const Var& gamma, const Var& bet
 Var add_residual(const Var& x, Var y) {
   if (!(x.shape() == y.shape()) || x.dtype() != y.dtype()) return add(x, std::move(y));
   const Var y_edge = y.edge();
-  y_edge.require_row_sums();
+  fusion::require_row_sums(y_edge);
   Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
-    const RowSums row_sums = g.row_sums();
+    fusion::RowSums sums = fusion::row_sums(g);
     Tensor dsum = g.take_output();
     if (g.needs(0)) g.give(0, dsum);
-    if (g.needs(1)) g.give(1, std::move(dsum), row_sums);
+    if (g.needs(1)) fusion::give(g, 1, std::move(dsum), std::move(sums));
   });
-  sum.defer_add(std::move(y).take());
-  if (y_edge.row_sums_requested()) sum.request_row_sums();
+  fusion::defer_add(sum, std::move(y).take());
+  if (fusion::row_sums_requested(y_edge)) fusion::request_row_sums(sum);
   return sum;
 }
 
 Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options, bool recompute) {
-  Var::Terms terms = x.take_addends();
+  fusion::Addends terms = fusion::take_addends(x);
   Normed n;
   if (terms.addend.defined()) {
     AddNormed r = add_norm(terms.value, std::move(terms.addend), gamma.value(), value_or_none(beta), options);
-    x.set_sum(std::move(r.sum));
+    fusion::set_sum(x, std::move(r.sum));
     n = std::move(r.normed);
   } else {
     n = norm(terms.value, gamma.value(), value_or_none(beta), options);
   }
   Tensor y = std::exchange(n.y, {});
   const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.saved(), n](Grads& g) {
-    Tensor partials, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, g.take_accumulated(0),
+    Tensor partials, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, fusion::take_accumulated(g, 0),
                                          wants_partials(g, 0) ? &partials : nullptr);
-    if (g.needs(0)) g.give(0, std::move(dx), end_of_sums(partials));
+    if (g.needs(0)) fusion::give(g, 0, std::move(dx), end_of_sums(partials));
   });
   return recompute ? out.with_recompute(recompute_norm(x.saved(), gamma, beta, options)) : out;
 }
@@ -213,7 +216,7 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options,
                              bool recompute) {
   const Var y_edge = y.edge();
-  y_edge.require_row_sums();
+  fusion::require_row_sums(y_edge);
   AddNormed r = add_norm(x.value(), std::move(y).take(), gamma.value(), value_or_none(beta), options);
   Tensor out = std::move(r.normed.y);
   r.normed.y = Tensor();
@@ -224,7 +227,7 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
           dsum = norm_gradients(g, 2, g.output(1), r.sum, w.get(), r.normed, std::move(dsum),
                                 wants_partials(g, 1) ? &partials : nullptr);
         if (g.needs(0)) g.give(0, dsum);
-        if (g.needs(1)) g.give(1, std::move(dsum), end_of_sums(partials));
+        if (g.needs(1)) fusion::give(g, 1, std::move(dsum), end_of_sums(partials));
       });
   if (recompute) return {vars[0], vars[1].with_recompute(recompute_norm(Saved(r.sum), gamma, beta, options))};
   return {vars[0], vars[1]};
@@ -390,7 +393,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   const Tensor rows = x.value().contiguous().flat_rows();
   const bool of_x = grad_enabled() && x.requires_grad(), of_w = grad_enabled() && w.requires_grad();
   Tensor dx = of_x ? rows.make(rows.shape()) : Tensor();
-  auto dw = of_w ? w.precomputed_grad(accum_dtype(x.dtype())) : nullptr;
+  auto dw = of_w ? fusion::precomputed_grad(w, accum_dtype(x.dtype())) : nullptr;
   const LinearCrossEntropy r = linear_cross_entropy(rows, w.value(), targets, scale, of_x ? &dx : nullptr,
                                                     of_w ? &dw->at : nullptr, blocks, packs);
   Tensor mean = r.sum;
@@ -402,7 +405,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
                           if (seed != 1 && dx.defined()) scale_(dx, seed);
                           if (seed != 1 && dw) scale_(dw->at, seed);
                           if (dx.defined()) g.give(0, std::move(dx));
-                          if (dw) g.set_precomputed(1, std::move(dw));
+                          if (dw) fusion::set_precomputed(g, 1, std::move(dw));
                         });
   return {std::move(root), r.loss_sum, r.count};
 }

@@ -1,6 +1,7 @@
 // Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
+#include "autograd/fusion.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
@@ -67,16 +68,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 
 Var on_backward(Var x, std::function<void()> f) {
   if (!f) throw Error("[on_backward] f: expected a callable, got an empty std::function");
-  const Var x_edge = x.edge(), deferred = x.is_deferred() ? x : Var();
-  Tensor value = deferred.defined() ? deferred.like() : std::move(x).take();
-  Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
-    f();
-    const RowSums row_sums = g.row_sums();
-    g.give(0, g.take_output(), row_sums);
-  });
-  if (deferred.defined()) same.share_value(deferred);
-  if (x_edge.row_sums_requested()) same.request_row_sums();
-  return same;
+  return fusion::pass_through("on_backward", std::move(x), [f = std::move(f)](const Grads&) { f(); });
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include <tuple>
 
+#include "autograd/parameter_memory.h"
 #include "bench/op_bench.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
@@ -125,7 +126,7 @@ class KernelTimer {
       for (const Tensor& x : source) set.inputs.push_back(x.clone());
       for (const Shape& shape : c.parameters) {
         set.weights.emplace_back(random_tensor(shape), c.of_parameters);
-        if (c.of_parameters) set.weights.back().set_grad_buffer(Tensor::zeros(shape, DType::float32, arena_));
+        if (c.of_parameters) set_grad_buffer(set.weights.back(), Tensor::zeros(shape, DType::float32, arena_));
       }
     }
     Tensor seed;

@@ -37,29 +37,26 @@ Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
 // The mean squared error. It is divided by the size of the whole batch, so the results of all ranks add up.
 Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
 
-// Trains on the ranks of `world` with DDP or a ZeRO stage. Each rank computes `parts` micro-batches of every batch.
-// Returns the loss of the last step.
-double train(Communicator& world, int64_t parts, int zero) {
+// Trains on the ranks of `world` with a strategy. Each rank computes `parts` micro-batches of every batch. Returns the
+// loss of the last step.
+double train(Communicator& world, int64_t parts, const StrategyOptions& options) {
   const ArenaPtr arena = world.make_arena();
   Network network;
-  const auto strategy = make_data_strategy(network, world, arena, {.zero = zero, .microbatches = parts, .seed = 1});
+  const auto strategy =
+      make_data_strategy(network, world, arena, {.strategy = options, .microbatches = parts, .seed = 1});
   const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy->shards(), {.weight_decay = 0.01});
   double total = 0;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    strategy->begin_step();
+  for (int64_t i = 0; i < kSteps; ++i) {
+    DataStep step(*strategy);
     total = 0;
     for (int64_t part = 0; part < parts; ++part) {
-      const Tensor samples = draw(step, strategy->batches().computes(kBatch, parts, part), arena);
+      const Tensor samples = draw(i, strategy->batches().computes(kBatch, parts, part), arena);
       const Var output = network(Var(samples.narrow(1, 0, 2)));
       const Var part_loss = loss(output, Var(samples.narrow(1, 2, 1)));
-      strategy->begin_gradients(part);
-      backward(part_loss);
-      strategy->end_gradients(part);
+      step.backward(part_loss);
       total += part_loss.value().item<float>();
     }
-    strategy->reduce_gradients();  // now they are summed over the ranks
-    optimizer->step(0.01, 1);
-    strategy->gather_parameters();
+    step.update(*optimizer, 0.01);  // with the gradients of all ranks
     total = world.sum(total);
   }
   return total;
@@ -69,9 +66,9 @@ double train(Communicator& world, int64_t parts, int zero) {
 
 int main() {
   double alone = 0, together = 0, sharded = 0;
-  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4, 0); });
+  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4, DdpOptions{}); });
   launch({.ranks = 4, .threads_per_rank = 1}, [&](Communicator& world) {
-    const double ddp = train(world, 1, 0), zero3 = train(world, 1, 3);
+    const double ddp = train(world, 1, DdpOptions{}), zero3 = train(world, 1, ZeroOptions{.stage = 3});
     if (world.rank() == 0) together = ddp, sharded = zero3;
   });
   std::printf("one rank: loss %.17g\nfour:     loss %.17g, with ZeRO-3 %.17g\n", alone, together, sharded);

@@ -44,19 +44,15 @@ std::vector<double> train(Communicator& world) {
   const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy.shards(), {.momentum = 0});
   const Sequences sequences = synthetic_sequences(config.vocab, config.context, kBatch, 1);
   std::vector<double> losses;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t i = 0; i < kSteps; ++i) {
     const BatchSlice own = strategy.batches().computes(kBatch, 1, 0);
     const Tensor ids = Tensor::empty({own.count, config.context}, DType::int32, arena),
                  targets = Tensor::empty({own.count, config.context}, DType::int32, arena);
-    sequences.load(step, own.first, own.count, ids.data<int32_t>(), targets.data<int32_t>());
-    strategy.begin_step();
+    sequences.load(i, own.first, own.count, ids.data<int32_t>(), targets.data<int32_t>());
+    DataStep step(strategy);
     const Loss loss = model.loss(ids, targets, 1.0 / static_cast<double>(kBatch * config.context));
-    strategy.begin_gradients(0);
-    backward(loss.mean);
-    strategy.end_gradients(0);
-    strategy.reduce_gradients();
-    optimizer->step(1e-3, 1);  // every parameter moves by 0.001
-    strategy.gather_parameters();
+    step.backward(loss.mean);
+    step.update(*optimizer, 1e-3);  // every parameter moves by 0.001
     losses.push_back(world.sum(static_cast<double>(loss.loss_sum)) / static_cast<double>(kBatch * config.context));
   }
   return losses;

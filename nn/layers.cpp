@@ -35,32 +35,30 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       options_(options) {}
 
 LinearWeights Linear::weights() {
-  return {used(weight), finish_ ? Var() : used_bias(), packs_if_profitable(packs_), input_};
-}
-
-Var Linear::multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
-  if (product_) return product_(x, w, b, packs);
-  return finish_ ? finish_(linear(x, w, Var(), packs, input_), b) : linear(x, w, b, packs, input_);
+  return {used(weight), hooks.output ? Var() : used_bias(), packs_if_profitable(packs_), hooks.input};
 }
 
 Var Linear::forward(const Var& x) {
-  const Var b = used_bias();
   const bool plain = options_.activation == Activation::none;
-  Var y = packed_ ? multiply(x, unpacked(*packed_, x.dtype()), plain ? b : Var(), nullptr)
-                  : multiply(x, used(weight), plain ? b : Var(), packs_if_profitable(packs_));
-  for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
+  const Var bias_used = used_bias(), b = plain ? bias_used : Var(),
+            w = hooks.weight ? hooks.weight(x.dtype()) : used(weight);
+  PackedWeights* const packs = hooks.weight ? nullptr : packs_if_profitable(packs_);
+  Var y = hooks.matmul   ? hooks.matmul(x, w, b, packs)
+          : hooks.output ? hooks.output(linear(x, w, Var(), packs, hooks.input), b)
+                         : linear(x, w, b, packs, hooks.input);
+  for (Lora* adapter : hooks.adapters) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
-  return bias_gelu(std::move(y), b, recomputes_activation(options_.recompute),
+  return bias_gelu(std::move(y), bias_used, recomputes_activation(options_.recompute),
                    options_.activation == Activation::gelu ? GeluForm::tanh : GeluForm::erf);
 }
 
 void Linear::quantize(const Packing& packing) {
   Module::quantize(weight, packing);
-  packed_ = &parameter(weight);
+  hooks.weight = [&packed = parameter(weight)](DType dtype) { return unpacked(packed, dtype); };
 }
 
 Lora& Linear::adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options) {
-  return *adapters_.emplace_back(&child<Lora>(name, weight.dim(1), first, out, options));
+  return *hooks.adapters.emplace_back(&child<Lora>(name, weight.dim(1), first, out, options));
 }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
@@ -73,14 +71,15 @@ Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
 
 Var Embedding::lookup(const Tensor& ids) {
-  return call([&](const Var&) { return lookup_ ? lookup_(ids, used(weight)) : embedding(ids, used(weight)); }, Var());
+  return call([&](const Var&) { return hooks.lookup ? hooks.lookup(ids, used(weight)) : embedding(ids, used(weight)); },
+              Var());
 }
 
 Var Embedding::project(const Var& x) {
   return call(
       [this](const Var& in) {
         PackedWeights* const packs = packs_if_profitable(packs_);
-        return product_ ? product_(in, used(weight), Var(), packs) : linear_by_rows(in, used(weight), packs);
+        return hooks.matmul ? hooks.matmul(in, used(weight), Var(), packs) : linear_by_rows(in, used(weight), packs);
       },
       x);
 }
@@ -92,7 +91,7 @@ Var Embedding::logits(const Var& x) {
 }
 
 Loss Embedding::loss(const Var& x, const Tensor& targets, double scale) {
-  if (loss_) return loss_(x, targets, scale);
+  if (hooks.loss) return hooks.loss(x, targets, scale);
   Loss out;
   out.mean = call(
       [&](const Var& in) {
@@ -255,7 +254,7 @@ Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
       options_(o) {}
 
 Var Mlp::forward(const Var& x) {
-  if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
+  if (!up.may_fuse() || !down.may_fuse()) return down(up(x));
   return down.finish(
       gelu_mlp(x, up.weights(), down.weights(), recomputes_activation(options_.recompute), options_.gelu));
 }

@@ -21,11 +21,23 @@ inline bool recomputes_activation(Recompute r) { return r == Recompute::activati
 
 enum class Activation { none, gelu, gelu_erf };
 
-// Replacement for linear() of autograd/ops.h: x w^T + b; b may be undefined.
-using Product = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
-
 class Lora;
 struct LoraOptions;
+
+// The matmul of a layer, as strategies, adapters and 4-bit weights change it. Empty members: x w^T + b of the layer's
+// own parameters.
+//
+//   x --input--> x w^T --output--> + adapters --> y
+struct LinearHooks {
+  // Replaces all of it except adapters: x w^T + b; b may be undefined.
+  using Matmul = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
+  Matmul matmul = {};
+  std::function<Var(DType dtype)> weight = {};  // w, if it is stored in another form
+  // Collectives of a sharded layer: on x, and on x w^T with b (undefined if the activation adds it).
+  std::shared_ptr<const SharedInput> input = {};
+  std::function<Var(Var partial, const Var& b)> output = {};
+  std::vector<Lora*> adapters = {};
+};
 
 // y = activation(x w^T + b): (..., in) -> (..., out).
 class Linear : public Module {
@@ -38,37 +50,25 @@ class Linear : public Module {
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
-  void set_matmul(Product product) { product_ = std::move(product); }
-  // Collectives of a sharded layer: on the matmul's input, and on its output y (without bias) with b (undefined if the
-  // activation adds it).
-  using Finish = std::function<Var(Var partial, const Var& b)>;
-  void share(std::shared_ptr<const SharedInput> input) { input_ = std::move(input); }
-  void share(Finish finish) { finish_ = std::move(finish); }
   void drop_packs() override { packs_.packs.clear(); }
   // For rows [first, first + out) of the weight. Call before materialization.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
-  const std::vector<Lora*>& adapters() const { return adapters_; }
-  // Whether forward() is only linear() and the activation, so that an op may fuse this layer with others.
-  bool is_plain() const { return is_one_product() && !input_ && !finish_; }
-  // is_plain() except for collectives: an op may fuse the matmul of weights() with others, followed by finish().
-  bool is_one_product() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
   // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
-  LinearWeights weights();  // as used by the forward matmul
-  Var finish(Var partial) { return finish_ ? finish_(std::move(partial), used_bias()) : partial; }
+  // Whether an op may combine the matmul of weights() with others, followed by finish().
+  bool may_fuse() const override {
+    return Module::may_fuse() && !hooks.matmul && !hooks.weight && hooks.adapters.empty();
+  }
+  LinearWeights weights();
+  Var finish(Var partial) { return hooks.output ? hooks.output(std::move(partial), used_bias()) : partial; }
 
   Var& weight;  // (out, in)
   Var* bias;    // (out), or null
+  LinearHooks hooks;
 
  private:
   Var used_bias() { return bias ? used(*bias) : Var(); }
-  Var multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs);
   Options options_;
-  Product product_;
-  std::shared_ptr<const SharedInput> input_;
-  Finish finish_;
-  std::vector<Lora*> adapters_;
-  const Parameter* packed_ = nullptr;  // 4-bit weight, or null
   PackedWeights packs_;
 };
 
@@ -112,20 +112,18 @@ class Embedding : public Module {
   Var logits(const Var& x);  // flattened to one row per token: (N, entries)
   // Cross-entropy of those logits: targets int32 (N), N rows of x.
   Loss loss(const Var& x, const Tensor& targets, double scale);
-  // Replacements for embedding(), linear() and linear_cross_entropy() of autograd/ops.h.
-  using Lookup = std::function<Var(const Tensor& ids, const Var& table)>;
-  using HeadLoss = std::function<Loss(const Var& x, const Tensor& targets, double scale)>;
-  void set_loss(HeadLoss loss) { loss_ = std::move(loss); }
-  void set_lookup(Lookup lookup) { lookup_ = std::move(lookup); }
-  void set_matmul(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
+  // Replacements for embedding(), linear() and linear_cross_entropy() of autograd/ops.h.
+  struct Hooks {
+    std::function<Var(const Tensor& ids, const Var& table)> lookup = {};
+    LinearHooks::Matmul matmul = {};
+    std::function<Loss(const Var& x, const Tensor& targets, double scale)> loss = {};
+  };
 
   Var& weight;  // (entries, C)
+  Hooks hooks;
 
  private:
-  Lookup lookup_;
-  Product product_;
-  HeadLoss loss_;
   PackedWeights packs_;
 };
 

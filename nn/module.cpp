@@ -1,6 +1,7 @@
 // Parameter trees and their materialization.
 #include "nn/module.h"
 
+#include "autograd/parameter_memory.h"
 #include "nn/quantize/packed.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
@@ -253,7 +254,7 @@ void drop_values(const Module::Unit& unit, DType dtype) {
 }
 
 void bind_gradients(const Module::Unit& unit, const Tensor& grads) {
-  for (const Slot& slot : unit.slots) slot.parameter->var.set_grad_buffer(view(grads, slot));
+  for (const Slot& slot : unit.slots) set_grad_buffer(slot.parameter->var, view(grads, slot));
 }
 
 FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed) {
@@ -284,7 +285,7 @@ void Module::clear_gradients() {
 
 void Module::zero_missing_gradients() {
   for (Parameter* p : parameters())
-    if (p->trainable) p->var.zero_missing_grad();
+    if (p->trainable) zero_missing_grad(p->var);
 }
 
 Shape ShardSpec::slice_unit(Shape full) const {

@@ -28,10 +28,10 @@ class Module : NotCopied {  // children hold references into it
     require_object(f ? this : nullptr, "[wrap] f");
     wraps_.push_back(std::move(f));
   }
-  bool is_wrapped() const { return !wraps_.empty(); }
   // Declares that memory of parameters or gradients is allocated and freed per unit: ops must not combine units.
-  void disable_fusion() { is_apart_ = true; }
-  bool is_apart() const { return is_apart_ || is_wrapped(); }
+  void disable_fusion() { may_fuse_ = false; }
+  // Whether an op may combine this module with others, instead of calling it.
+  virtual bool may_fuse() const { return may_fuse_ && wraps_.empty(); }
   // The forward pass replaces each of this module's parameters by f(parameter), called at each use. The result may be
   // recomputed after the use (Var::with_recompute).
   void transform(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
@@ -119,7 +119,7 @@ class Module : NotCopied {  // children hold references into it
 
   std::string name_;
   Module* parent_ = nullptr;
-  bool is_unit_ = false, is_apart_ = false;
+  bool is_unit_ = false, may_fuse_ = true;
   std::list<Parameter> parameters_;
   std::list<std::unique_ptr<Module>> children_;
   std::vector<std::function<Var(const Inner&, const Var&)>> wraps_;

@@ -26,7 +26,7 @@ namespace tessera {
 
 class DataParallel final : public DataStrategy {
  public:
-  // Throws Error (usage) for a ZeRO stage, or if the ranks are not threads of one process.
+  // Throws Error (usage) if the ranks are not threads of one process.
   DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void reduce_gradients() override;
@@ -40,9 +40,6 @@ class DataParallel final : public DataStrategy {
 DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
                    {.name = "dataparallel", .sharding = ShardingKind::at_root, .is_ordered = true}) {
-  if (options.zero != 0)
-    throw FieldError("zero", "dataparallel stores all state on rank 0 and does not support ZeRO stage " +
-                                 std::to_string(options.zero) + "; expected 0, or ddp instead of dataparallel");
   if (axis.kind() != "threads")
     throw Error("[data parallel] dataparallel supports only threads of one process, got " + std::string(axis.kind()) +
                 "; use ddp");
@@ -64,8 +61,8 @@ void DataParallel::gather_parameters() {
   if (!root()) ++all_.values.storage()->version;  // invalidates packed copies
 }
 
-std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,
-                                                 const DataOptions& options) {
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const DataParallelOptions&) {
   return std::make_unique<DataParallel>(model, axis, arena, options);
 }
 

@@ -4,8 +4,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "parallel/ddp.h"
-#include "parallel/zero.h"
 
 namespace tessera {
 
@@ -19,9 +17,7 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       name_(std::move(identity.name)),
       batches_(axis, arena, {.copies = options.copies, .through_root = identity.sharding == ShardingKind::at_root}),
       last_(identity.is_ordered ? Call::gather : Call::none) {
-  for (const Communicator* group : {options.experts, options.context, options.replicas})
-    if (group && group->flight() && axis.flight() && group->flight() != axis.flight())
-      reject("data parallel", "groups of the axis's world", "the " + group->axis() + " axis of another launch()");
+  check_group(options.experts);
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
   const auto state = std::make_shared<ModuleState>(ModuleState{true, identity.is_ordered});
   for (Parameter* p : model.parameters()) {
@@ -29,6 +25,11 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
     p->state = state;
   }
   model_state_ = state;
+}
+
+void DataStrategy::check_group(const Communicator* group) const {
+  if (group && group->flight() && axis_.flight() && group->flight() != axis_.flight())
+    reject("data parallel", "groups of the axis's world", "the " + group->axis() + " axis of another launch()");
 }
 
 void DataStrategy::enter(Call call, int64_t microbatch, size_t unit) {
@@ -97,25 +98,24 @@ DataStrategy::FlatBuffer DataStrategy::make_flat_buffer(Category of_values, Cate
 
 namespace {
 
-void check_options(const Communicator& axis, const DataOptions& o) {
-  const auto expect = [](bool right, const char* field, const std::string& expected, const std::string& found) {
-    if (!right) throw FieldError(field, "expected " + expected + ", got " + found);
-  };
-  const auto at_least = [&](int64_t minimum, const char* field, int64_t found) {
-    expect(found >= minimum, field, "at least " + std::to_string(minimum), std::to_string(found));
-  };
-  const auto divides = [&](const char* field, int found) {
-    require_object(&axis, "[data parallel] axis");
-    expect(found > 0 && axis.size() % found == 0, field, "a divisor of the axis size, " + std::to_string(axis.size()),
-           std::to_string(found));
-  };
-  at_least(1, "microbatches", o.microbatches);
-  at_least(0, "bucket_bytes", o.bucket_bytes);
-  if (o.shard_ranks != 0) divides("shard_ranks", o.shard_ranks);
-  for (const auto& [field, dtype] : {std::pair("dtype", o.dtype), std::pair("grad_dtype", o.grad_dtype)})
-    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field,
-           "a floating-point dtype", std::string(to_string(dtype)));
-  if (o.mode != DataMode::diloco) return;
+void expect(bool right, const char* field, const std::string& expected, const std::string& found) {
+  if (!right) throw FieldError(field, "expected " + expected + ", got " + found);
+}
+
+void at_least(int64_t minimum, const char* field, int64_t found) {
+  expect(found >= minimum, field, "at least " + std::to_string(minimum), std::to_string(found));
+}
+
+void check(const Communicator&, const DdpOptions& o) { at_least(0, "bucket_bytes", o.bucket_bytes); }
+
+void check(const Communicator& axis, const ZeroOptions& o) {
+  if (o.shard_ranks == 0) return;
+  require_object(&axis, "[data parallel] axis");
+  expect(o.shard_ranks > 0 && axis.size() % o.shard_ranks == 0, "shard_ranks",
+         "a divisor of the axis size, " + std::to_string(axis.size()), std::to_string(o.shard_ranks));
+}
+
+void check(const Communicator&, const DilocoOptions& o) {
   at_least(1, "sync.every", o.sync.every);
   at_least(1, "sync.fragments", o.sync.fragments);
   expect(o.sync.fragments <= o.sync.every, "sync.fragments", "at most sync.every, " + std::to_string(o.sync.every),
@@ -127,20 +127,26 @@ void check_options(const Communicator& axis, const DataOptions& o) {
   expect(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
 }
 
+void check(const Communicator&, const auto&) {}
+
+std::unique_ptr<DataStrategy> make_strategy(Module&, Communicator&, const ArenaPtr&, const DataOptions&,
+                                            const AsyncServerOptions&) {
+  throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
+}
+
 }  // namespace
 
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options) {
-  check_options(axis, options);
+  at_least(1, "microbatches", options.microbatches);
+  for (const auto& [field, dtype] : {std::pair("dtype", options.dtype), std::pair("grad_dtype", options.grad_dtype)})
+    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field, "a floating dtype",
+           std::string(to_string(dtype)));
+  std::visit([&](const auto& strategy) { check(axis, strategy); }, options.strategy);
   require_object(&model, "[data parallel] model");
   if (model.parameters().empty()) throw Error("[data parallel] model: it has no parameters");
-  if (options.mode == DataMode::ps_async)
-    throw Error("[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
-  if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);
-  if (options.mode == DataMode::diloco) return make_diloco(model, axis, arena, options);
-  if (options.mode == DataMode::ps_sync) return make_parameter_server(model, axis, arena, options);
-  if (options.zero == 0) return std::make_unique<Ddp>(model, axis, arena, options);
-  return std::make_unique<Zero>(model, axis, arena, options);
+  return std::visit([&](const auto& strategy) { return make_strategy(model, axis, arena, options, strategy); },
+                    options.strategy);
 }
 
 }  // namespace tessera

@@ -1,16 +1,11 @@
-// The interface between the strategies of the data axis and the training loop:
+// The strategies of the data axis. A program trains with them through DataStep (parallel/data_step.h), which makes these
+// calls in each step:
 //
-//   for each step:
-//     strategy.begin_step();
-//     for each micro-batch j:
-//       root = loss of this rank's sequences, from strategy.batches()
-//       strategy.begin_gradients(j);
-//       backward(root.value, {.seed = root.seed});
-//       strategy.end_gradients(j);
-//     strategy.reduce_gradients();                   // shards() then contain the gradient of the global batch
-//     unit_sums(strategy);                           // for the gradient norm: parallel/gradient_norm.h
-//     optimizer over strategy.shards() steps
-//     strategy.gather_parameters();                  // every rank has the parameters of the next step
+//   begin_step
+//   for each micro-batch: begin_gradients, backward(), end_gradients
+//   reduce_gradients       shards() then contain the gradient of the global batch
+//   the optimizer's step over shards()
+//   gather_parameters      every rank has the parameters of the next step
 //
 // A pipeline rank encloses each pass that accumulates gradients of one stage in begin_gradients() and end_gradients(),
 // because the passes of its stages alternate. The loss is divided once, by the target tokens of the global batch, so
@@ -18,6 +13,7 @@
 #pragma once
 
 #include <map>
+#include <variant>
 
 #include "nn/module.h"
 #include "parallel/data_layout.h"
@@ -41,28 +37,45 @@ struct SyncSteps {
   bool all_due(int64_t step) const { return step == last || (fragments == 1 && due(0, step)); }
 };
 
-struct DataOptions {
-  DataMode mode = DataMode::ddp;
-  int servers = 1;                              // on the first ranks
-  int zero = 0;                                 // ZeRO stage; 0: none
-  int shard_ranks = 0;                          // shard group size; 0: all ranks of the axis
-  SyncSteps sync = {};                          // of diloco
-  std::vector<int64_t> fragments = {};          // diloco's fragment of each unit of Module::layout(); empty: one
-  double outer_lr = 0.7, outer_momentum = 0.9;  // of diloco
-  int64_t microbatches = 1;                     // per step and rank
-  int copies = 1;                               // adjacent ranks of the axis with the same sequences
-  int64_t bucket_bytes = int64_t{4} << 20;      // of DDP's all-reduces
-  DType dtype = DType::float32;                 // of parameters
-  DType grad_dtype = DType::float32;            // accumulated and on the wire
-  uint64_t seed = 0;                            // of the initial parameters
-  // With expert parallelism: the ranks (of a shard_ranks group) that have the same experts.
-  Communicator* experts = nullptr;
-  // DiLoCo's groups if copies > 1: ranks with the same sequences, and ranks with the same index in such a group.
-  Communicator *context = nullptr, *replicas = nullptr;
-  // Storage of ZeRO-3 parameter shards between uses; null: the strategy's arena. On a GPU rank this may be pinned host
-  // memory (make_pinned_arena()); before the host reads shards after an update, it must call wait_for() of the
+// The options of each strategy, which its file describes.
+struct DdpOptions {
+  int64_t bucket_bytes = int64_t{4} << 20;  // of the all-reduces
+};
+struct ZeroOptions {
+  int stage = 1;
+  int shard_ranks = 0;  // shard group size; 0: all ranks of the axis
+  // Storage of stage 3's parameter shards between uses; null: the strategy's arena. On a GPU rank this may be pinned
+  // host memory (make_pinned_arena()); before the host reads shards after an update, it must call wait_for() of the
   // strategy's arena.
   ArenaPtr shard_arena = {};
+};
+struct DataParallelOptions {};
+struct ParameterServerOptions {
+  int servers = 1;  // on the first ranks
+};
+struct AsyncServerOptions {  // of AsyncServer, which has no common steps and so is no DataStrategy
+  int servers = 1;
+};
+struct DilocoOptions {
+  SyncSteps sync = {};
+  std::vector<int64_t> fragments = {};  // of each unit of Module::layout(); empty: one
+  double outer_lr = 0.7, outer_momentum = 0.9;
+  // If DataOptions::copies > 1: ranks with the same sequences, and ranks with the same index in such a group.
+  Communicator *context = nullptr, *replicas = nullptr;
+};
+using StrategyOptions = std::variant<DdpOptions, ZeroOptions, DataParallelOptions, ParameterServerOptions,
+                                     AsyncServerOptions, DilocoOptions>;
+
+// What all strategies share, and which one it is.
+struct DataOptions {
+  StrategyOptions strategy = DdpOptions{};
+  int64_t microbatches = 1;           // per step and rank
+  int copies = 1;                     // adjacent ranks of the axis with the same sequences
+  DType dtype = DType::float32;       // of parameters
+  DType grad_dtype = DType::float32;  // accumulated and on the wire
+  uint64_t seed = 0;                  // of the initial parameters
+  // With expert parallelism: the ranks (of a shard group) that have the same experts.
+  Communicator* experts = nullptr;
 };
 
 struct UnitRange {
@@ -96,7 +109,7 @@ class DataStrategy : NotCopied {
   Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
   // False between DiLoCo's outer steps, when ranks have different values.
-  bool agrees() const { return !layout_.local_updates || steps_ == 0 || options_.sync.all_due(steps_); }
+  virtual bool agrees() const { return true; }
   // Stored between steps in addition to values, named like Optimizer::state().
   const std::vector<NamedTensor>& state() const { return state_; }
   // Name prefixes in state(), the same on all ranks.
@@ -143,6 +156,8 @@ class DataStrategy : NotCopied {
       return f(args...);
     };
   }
+  // Throws Error if `group` belongs to another launch() than the axis.
+  void check_group(const Communicator* group) const;
   // Creates the two axes if `ranks` is less than the axis size. Collective over the axis.
   void split_axis(int ranks);
 
@@ -173,16 +188,21 @@ class DataStrategy : NotCopied {
   std::map<size_t, int64_t> done_;  // micro-batches of this step, by the first unit of a stage
 };
 
-std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,
-                                                 const DataOptions& options);
-std::unique_ptr<DataStrategy> make_diloco(Module& model, Communicator& axis, const ArenaPtr& arena,
-                                          const DataOptions& options);
-std::unique_ptr<DataStrategy> make_parameter_server(Module& model, Communicator& axis, const ArenaPtr& arena,
-                                                    const DataOptions& options);
-
 // Allocates and initializes the model's parameters. `model` and `axis` must outlive the result. Throws Error (usage)
 // for options that the mode does not support.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
+
+// Defined in the file of each strategy.
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const DdpOptions& ddp);
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const ZeroOptions& zero);
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const DataParallelOptions&);
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const ParameterServerOptions& server);
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const DilocoOptions& diloco);
 
 }  // namespace tessera

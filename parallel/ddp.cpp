@@ -3,8 +3,8 @@
 
 namespace tessera {
 
-Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options, {.name = "ddp", .is_ordered = true}) {
+Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, const DdpOptions& ddp)
+    : DataStrategy(model, axis, arena, options, {.name = "ddp", .is_ordered = true}), bucket_bytes_(ddp.bucket_bytes) {
   grads_ = make_flat_buffer(Category::parameters, Category::gradients).grads;
   shards_ = residents_;
   cut_buckets(model.layout());
@@ -20,7 +20,7 @@ void Ddp::cut_buckets(const std::vector<Module::Unit>& layout) {
     for (size_t p = layout[u].slots.size(); p-- > 0;) {
       Communicator& axis = gradient_axis(*layout[u].slots[p].parameter);
       const Bucket& last = buckets_.back();
-      const bool full = last.range.size() * element_size(options_.grad_dtype) >= options_.bucket_bytes;
+      const bool full = last.range.size() * element_size(options_.grad_dtype) >= bucket_bytes_;
       if (full || (last.parameters > 0 && last.axis != &axis)) {
         end = last.range.begin;
         buckets_.push_back({.range = {end, end}});
@@ -62,6 +62,11 @@ void Ddp::reduce_gradients() {
     send_ready();
   }
   for (Bucket& b : buckets_) b.pending.wait();
+}
+
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const DdpOptions& ddp) {
+  return std::make_unique<Ddp>(model, axis, arena, options, ddp);
 }
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ namespace tessera {
 
 class Ddp final : public DataStrategy {
  public:
-  Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
+  Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, const DdpOptions& ddp);
 
   void begin_step() override;
   void reduce_gradients() override;
@@ -40,6 +40,7 @@ class Ddp final : public DataStrategy {
   void arrived(size_t bucket);
   void send_ready();
 
+  int64_t bucket_bytes_;
   Tensor grads_;  // flat buffer
   std::vector<Bucket> buckets_;
   size_t next_ = 0;  // first unsent bucket

@@ -35,11 +35,13 @@ namespace tessera {
 
 class Diloco final : public DataStrategy {
  public:
-  Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
+  Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+         const DilocoOptions& diloco);
 
   void begin_step() override;
   void reduce_gradients() override;
   void gather_parameters() override;
+  bool agrees() const override { return steps_ == 0 || diloco_.sync.all_due(steps_); }
 
  private:
   struct Synced {  // a trained unit; momentum is undefined if its factor is 0
@@ -49,6 +51,7 @@ class Diloco final : public DataStrategy {
   void outer_step(int64_t fragment);
   Tensor own(size_t i) const { return masters_.empty() ? synced_[i].values : masters_[i]; }
 
+  DilocoOptions diloco_;
   Tensor grads_;
   std::vector<Synced> synced_;
 };
@@ -99,8 +102,11 @@ void step_together(const Tensor& common, const Tensor& momentum, const Tensor& o
 
 }  // namespace
 
-Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options, {.name = "diloco", .is_ordered = true}) {
+Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+               const DilocoOptions& diloco)
+    : DataStrategy(model, axis, arena, options, {.name = "diloco", .is_ordered = true}), diloco_(diloco) {
+  check_group(diloco.context);
+  check_group(diloco.replicas);
   const FlatBuffer all = make_flat_buffer(Category::parameters, Category::gradients);
   grads_ = all.grads;
   shards_ = residents_;
@@ -110,7 +116,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   Tensor common = make_state(), momentum;
   common.copy_from(all.values);
   state_kinds_.emplace_back("common");
-  if (options.outer_momentum > 0) {
+  if (diloco.outer_momentum > 0) {
     momentum = make_state();
     momentum.fill(0);
     state_kinds_.emplace_back("outer");
@@ -120,7 +126,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
     const FlatUnit& unit = residents_[u];
     if (!unit.trainable()) continue;
     const int64_t size = unit.values.numel();
-    Synced synced{unit.values, common.narrow(0, begin, size), {}, options.fragments.empty() ? 0 : options.fragments[u]};
+    Synced synced{unit.values, common.narrow(0, begin, size), {}, diloco.fragments.empty() ? 0 : diloco.fragments[u]};
     state_.push_back({unit.name + ".common", synced.common});
     if (momentum.defined()) {
       synced.momentum = momentum.narrow(0, begin, size);
@@ -142,15 +148,15 @@ void Diloco::begin_step() {
 void Diloco::reduce_gradients() {
   enter(Call::reduce);
   model_.zero_missing_gradients();
-  if (options_.context) options_.context->all_reduce(grads_);
+  if (diloco_.context) diloco_.context->all_reduce(grads_);
   scale_(grads_, copies());
 }
 
 void Diloco::gather_parameters() {
   enter(Call::gather);
   ++steps_;
-  for (int64_t fragment = 0; fragment < options_.sync.fragments; ++fragment)
-    if (options_.sync.due(fragment, steps_)) outer_step(fragment);
+  for (int64_t fragment = 0; fragment < diloco_.sync.fragments; ++fragment)
+    if (diloco_.sync.due(fragment, steps_)) outer_step(fragment);
 }
 
 // Differences are packed from the beginning of the gradient buffer, which is free after the inner step. They also
@@ -170,8 +176,8 @@ void Diloco::outer_step(int64_t fragment) {
   };
   each([](const Synced& synced, const Tensor& own, const Tensor& sums) { make_differences(sums, synced.common, own); });
   if (size == 0) return;  // other pipeline ranks have all units of the fragment
-  (options_.replicas ? *options_.replicas : axis_).all_reduce(grads_.narrow(0, 0, size));
-  const OuterStep<double> step{1.0 / copies(), options_.outer_momentum, options_.outer_lr};
+  (diloco_.replicas ? *diloco_.replicas : axis_).all_reduce(grads_.narrow(0, 0, size));
+  const OuterStep<double> step{1.0 / copies(), diloco_.outer_momentum, diloco_.outer_lr};
   each([&](Synced& synced, const Tensor& own, const Tensor& sums) {
     step_together(synced.common, synced.momentum, own, sums, step);
     if (own.dtype() != synced.values.dtype()) synced.values.copy_from(synced.common);
@@ -180,9 +186,9 @@ void Diloco::outer_step(int64_t fragment) {
   grads_.narrow(0, 0, size).fill(0);
 }
 
-std::unique_ptr<DataStrategy> make_diloco(Module& model, Communicator& axis, const ArenaPtr& arena,
-                                          const DataOptions& options) {
-  return std::make_unique<Diloco>(model, axis, arena, options);
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const DilocoOptions& diloco) {
+  return std::make_unique<Diloco>(model, axis, arena, options, diloco);
 }
 
 }  // namespace tessera

@@ -25,7 +25,8 @@ namespace tessera {
 
 class ParameterServer final : public DataStrategy {
  public:
-  ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
+  ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+                  const ParameterServerOptions& server);
 
   void reduce_gradients() override;   // push
   void gather_parameters() override;  // pull
@@ -56,22 +57,23 @@ Tensor slice(const Tensor& t, Range range) { return t.narrow(0, range.begin, ran
 }  // namespace
 
 // Ranks without a server have empty shards, so their optimizers have no state.
-ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
+ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+                                 const ParameterServerOptions& server)
     : DataStrategy(
           model, axis, arena, options,
-          {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers, .is_ordered = true}) {
-  check_servers(options.servers, axis.size());
+          {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = server.servers, .is_ordered = true}) {
+  check_servers(server.servers, axis.size());
   int64_t begin = 0;
   for (const Module::Unit& layout : model.layout()) {
     residents_.push_back(make_unit(layout, arena, options.dtype, options.grad_dtype, options.seed));
     const FlatUnit& unit = residents_.back();
-    const Range mine = shard_range(layout.size, options.servers, axis.rank());
+    const Range mine = shard_range(layout.size, server.servers, axis.rank());
     shards_.push_back({layout.name, slice(unit.values, mine), {}, layout.slots});
     for (Slot& slot : shards_.back().slots) slot.begin -= mine.begin;
     if (!layout.trainable) continue;
     shards_.back().grads = slice(unit.grads, mine);
-    for (int k = 0; k < options.servers; ++k)
-      if (const Range range = shard_range(layout.size, options.servers, k); range.size() > 0)
+    for (int k = 0; k < server.servers; ++k)
+      if (const Range range = shard_range(layout.size, server.servers, k); range.size() > 0)
         layout_.reductions.push_back({{begin + range.begin, begin + range.end}, range.size()});
     begin += layout.size;
   }
@@ -98,9 +100,9 @@ void ParameterServer::gather_parameters() {
   for (const FlatUnit& unit : residents_) ++unit.values.storage()->version;  // invalidates packed copies
 }
 
-std::unique_ptr<DataStrategy> make_parameter_server(Module& model, Communicator& axis, const ArenaPtr& arena,
-                                                    const DataOptions& options) {
-  return std::make_unique<ParameterServer>(model, axis, arena, options);
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const ParameterServerOptions& server) {
+  return std::make_unique<ParameterServer>(model, axis, arena, options, server);
 }
 
 }  // namespace tessera

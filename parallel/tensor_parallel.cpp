@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "autograd/fusion.h"
 #include "nn/adapters/lora.h"
 #include "tensor/ops/reduce.h"
 
@@ -31,7 +32,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   if (!out.unique()) out = out.clone();
   add_(out, b.value());
   Var sum = record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
-    const RowSums row_sums = g.row_sums();
+    const fusion::RowSums row_sums = fusion::row_sums(g);
     const Tensor dy = g.take_output();
     if (g.needs(1))
       g.write_grad(1, [dy, row_sums, sum_over](Tensor& db) {
@@ -43,7 +44,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
       });
     if (g.needs(0)) g.give(0, dy);
   });
-  if (b.requires_grad()) sum.request_row_sums();
+  if (b.requires_grad()) fusion::request_row_sums(sum);
   return sum;
 }
 
@@ -141,7 +142,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
   const std::vector<int64_t> segments = segment_sizes.empty() ? std::vector<int64_t>{l.weight.dim(0)} : segment_sizes;
   shard_parameter(l, l.weight, 0, tp, segments);
   if (l.bias) shard_parameter(l, *l.bias, 0, tp, segments);
-  for (Lora* adapter : l.adapters()) {
+  for (Lora* adapter : l.hooks.adapters) {
     const int64_t end = adapter->first() + adapter->b.weight.dim(0);
     std::vector<int64_t> own;  // sizes of the adapter's segments
     int64_t begin = 0, before = 0;
@@ -153,24 +154,24 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
     shard_parameter(adapter->b, adapter->b.weight, 0, tp, own);
     place_adapter(*adapter, tp, before, in, R);
   }
-  l.share(column_input(tp, in));
+  l.hooks.input = column_input(tp, in);
 }
 
 void rowwise(Linear& l, Communicator& tp, Placement out) {
   check_placement("rowwise", out);
   if (tp.size() == 1) return;
   shard_parameter(l, l.weight, 1, tp);
-  for (Lora* adapter : l.adapters()) {
+  for (Lora* adapter : l.hooks.adapters) {
     const int64_t inputs = adapter->a.weight.dim(1);
     shard_parameter(adapter->a, adapter->a.weight, 1, tp);
     adapter->drop.keep_channels(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
-  l.share([&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
+  l.hooks.output = [&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
     if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be sharded by rows");
     Var y = join(std::move(partial), tp, out);
     return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
-  });
+  };
 }
 
 void token_wise(Module& module, Communicator& tp, Placement between) {

@@ -22,15 +22,15 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
   if (tp.size() == 1) return;
   const int64_t vocab = e.weight.dim(0);
   shard_parameter(e, e.weight, 0, tp);
-  e.set_lookup([&tp, between, vocab](const Tensor& ids, const Var& table) {
+  e.hooks.lookup = [&tp, between, vocab](const Tensor& ids, const Var& table) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
-  });
-  e.set_matmul([input = column_input(tp, between)](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
+  };
+  e.hooks.matmul = [input = column_input(tp, between)](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     return linear(x, w, b, packs, input);
-  });
-  e.set_loss([&e, &tp, vocab](const Var& x, const Tensor& targets, double scale) {
+  };
+  e.hooks.loss = [&e, &tp, vocab](const Var& x, const Tensor& targets, double scale) {
     return vocab_parallel_cross_entropy(e.logits(x), targets, scale, tp, vocab);
-  });
+  };
 }
 
 Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scale, Communicator& tp, int64_t vocab) {

@@ -1,21 +1,24 @@
 // Memory, reductions and gathers of the stages.
 #include "parallel/zero.h"
 
+#include "autograd/parameter_memory.h"
 #include "base/error.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
 
-Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
+Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+           const ZeroOptions& zero)
     : DataStrategy(model, axis, arena, options,
-                   {.name = "zero-" + std::to_string(options.zero),
+                   {.name = "zero-" + std::to_string(zero.stage),
                     .sharding = ShardingKind::in_shards,
                     .owners = axis.size(),
-                    .every_microbatch = options.zero >= 2,
+                    .every_microbatch = zero.stage >= 2,
                     .is_ordered = true}),
-      stage_(options.zero) {
+      stage_(zero.stage),
+      shard_arena_(zero.shard_arena) {
   if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, got " + std::to_string(stage_));
-  split_axis(options.shard_ranks > 0 ? options.shard_ranks : axis.size());
+  split_axis(zero.shard_ranks > 0 ? zero.shard_ranks : axis.size());
   layout_.owners = shard_axis().size();
   for (const Module::Unit& layout : model.layout()) make_unit(layout);
   for (size_t u = 0; u < units_.size(); ++u) hook(u);
@@ -35,7 +38,7 @@ void Zero::make_unit(const Module::Unit& layout) {
     bind_values(layout, unit.values);
     shard.values = unit.values.narrow(0, begin, unit.piece);
   } else {
-    const ArenaPtr& place = options_.shard_arena ? options_.shard_arena : arena_;
+    const ArenaPtr& place = shard_arena_ ? shard_arena_ : arena_;
     shard.values = Tensor::empty({unit.piece}, layout.dtype(options_.dtype), place, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
     drop_values(layout, options_.dtype);
@@ -67,7 +70,7 @@ void Zero::hook(size_t u) {
   for (const Slot& slot : units_[u].layout.slots) {
     if (!slot.parameter->trainable) continue;
     slot.parameter->var.on_grad(while_alive([this, u] { gradient_arrived(u); }));
-    if (stage_ >= 2) slot.parameter->var.provide_grad(while_alive([this, u] { provide_gradients(u); }));
+    if (stage_ >= 2) provide_grad(slot.parameter->var, while_alive([this, u] { provide_gradients(u); }));
   }
   if (stage_ >= 2) units_[u].layout.module->disable_fusion();
   if (stage_ == 3) wrap(u);
@@ -115,7 +118,7 @@ void Zero::start_reducing(size_t u) {
       stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.piece}, mine.dtype(), Category::communication);
   unit.reducing = unit.axis->start_reduce_scatter(unit.grads, unit.arriving);
   if (stage_ >= 2) {
-    for (const Slot& slot : unit.layout.slots) slot.parameter->var.drop_grad();
+    for (const Slot& slot : unit.layout.slots) drop_grad(slot.parameter->var);
     unit.grads = Tensor();
   }
   reducing_.push_back(u);
@@ -143,7 +146,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
     for (const Slot& slot : units_[u].layout.slots)
-      if (!slot.parameter->var.grad().defined()) slot.parameter->var.zero_missing_grad();
+      if (!slot.parameter->var.grad().defined()) zero_missing_grad(slot.parameter->var);
     start_reducing(u);
   }
   while (!reducing_.empty()) finish_first();
@@ -166,6 +169,11 @@ void Zero::gather_parameters() {
     if (shards_[u].trainable())
       pending.push_back(units_[u].axis->start_all_gather(shards_[u].values, units_[u].values));
   for (Work& p : pending) p.wait();
+}
+
+std::unique_ptr<DataStrategy> make_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                            const DataOptions& options, const ZeroOptions& zero) {
+  return std::make_unique<Zero>(model, axis, arena, options, zero);
 }
 
 }  // namespace tessera

@@ -64,7 +64,7 @@ namespace tessera {
 
 class Zero final : public DataStrategy {
  public:
-  Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
+  Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, const ZeroOptions& zero);
 
   void begin_step() override;
   void begin_gradients(int64_t microbatch, UnitRange units = {}) override;
@@ -106,6 +106,7 @@ class Zero final : public DataStrategy {
   void release(size_t u);
 
   int stage_;
+  ArenaPtr shard_arena_;
   std::deque<Unit> units_;
   std::deque<size_t> reducing_;
   // Units in order of use, recorded in the first training step for prefetching.

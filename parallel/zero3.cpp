@@ -8,6 +8,7 @@
 //   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
 
 #include "autograd/ops.h"
+#include "autograd/parameter_memory.h"
 #include "parallel/zero.h"
 #include "tensor/cuda/copy.h"
 
@@ -17,7 +18,7 @@ namespace tessera {
 // them after the last.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
-  for (const Slot& slot : layout.slots) slot.parameter->var.read_at_backward();
+  for (const Slot& slot : layout.slots) read_at_backward(slot.parameter->var);
   layout.module->wrap(while_alive([this, u](const Module::Inner& inner, const Var& x) {
     const bool returns = grad_enabled() && x.defined();  // the backward pass needs the values again
     use(u);
@@ -31,7 +32,7 @@ void Zero::wrap(size_t u) {
 // Pinned memory is read in stream order: after the update that wrote it and before the next one.
 void Zero::copy_shard(size_t u) {
   Unit& unit = units_[u];
-  if (!options_.shard_arena || unit.copied.defined()) return;
+  if (!shard_arena_ || unit.copied.defined()) return;
   const Tensor& shard = shards_[u].values;
   unit.copied = Tensor::empty({unit.piece}, shard.dtype(), arena_, Category::communication);
   on_device(
@@ -42,7 +43,7 @@ void Zero::copy_shard(size_t u) {
 }
 
 Tensor Zero::shard_here(size_t u) {
-  if (!options_.shard_arena) return shards_[u].values;
+  if (!shard_arena_) return shards_[u].values;
   copy_shard(u);
   on_device(
       arena_->device(), [] {}, [&] { cuda::join_copy(units_[u].copied, std::exchange(units_[u].copying, {})); });

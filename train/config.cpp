@@ -73,18 +73,29 @@ std::unique_ptr<LanguageModel> full_model(const Job& s, int64_t tokens_vocab) {
   return build_model(s.make, model_config(s, tokens_vocab));
 }
 
+namespace {
+
+StrategyOptions strategy_options(const Plan& p, int64_t steps) {
+  const int servers = static_cast<int>(p.servers);
+  if (p.dp_mode == DataMode::dataparallel) return DataParallelOptions{};
+  if (p.dp_mode == DataMode::ps_sync) return ParameterServerOptions{servers};
+  if (p.dp_mode == DataMode::ps_async) return AsyncServerOptions{servers};
+  if (p.dp_mode == DataMode::diloco)
+    return DilocoOptions{.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = steps},
+                         .outer_lr = p.outer_lr,
+                         .outer_momentum = p.outer_momentum};
+  if (p.zero != ZeroStage::none)
+    return ZeroOptions{.stage = static_cast<int>(p.zero), .shard_ranks = static_cast<int>(p.shard_ranks)};
+  return DdpOptions{.bucket_bytes = static_cast<int64_t>(p.bucket_mb * kMegabyte)};
+}
+
+}  // namespace
+
 DataOptions data_options(const Job& s) {
   const DType dtype = s.optim.dtype;
-  return {.mode = s.plan.dp_mode,
-          .servers = static_cast<int>(s.plan.servers),
-          .zero = static_cast<int>(s.plan.zero),
-          .shard_ranks = static_cast<int>(s.plan.shard_ranks),
-          .sync = {.every = s.plan.sync_every, .fragments = s.plan.sync_fragments, .last = s.optim.steps},
-          .outer_lr = s.plan.outer_lr,
-          .outer_momentum = s.plan.outer_momentum,
+  return {.strategy = strategy_options(s.plan, s.optim.steps),
           .microbatches = s.plan.microbatches,
           .copies = static_cast<int>(s.plan.cp),
-          .bucket_bytes = static_cast<int64_t>(s.plan.bucket_mb * kMegabyte),
           .dtype = dtype,
           .grad_dtype = dtype == DType::float64 ? DType::float64 : s.plan.grad_dtype,
           .seed = static_cast<uint64_t>(s.optim.seed)};

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "autograd/fusion.h"
 #include "base/error.h"
 
 namespace tessera {
@@ -81,9 +82,9 @@ void StepDump::begin(const Sequences& sequences) {
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
   if (trainer_.mesh().size("tp") == 1)  // otherwise logits exist anyway
-    model_->head.set_loss([&head = model_->head](const Var& x, const Tensor& targets, double scale) {
+    model_->head.hooks.loss = [&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
-    });
+    };
   on_ = true;
 }
 
@@ -93,15 +94,8 @@ Var StepDump::seen(Var made, const Point& point) {
   made = made.tracked();
   const PassRows at{model_->step().first_sequence, model_->step().lengths};
   write(point, "", made.value(), at);
-  const Var edge = made.edge();
-  Var same = record_one("seen", std::move(made).take(), {edge}, [this, &point, at, edge](Grads& g) {
-    write(point, ".grad", g.output(), at);
-    if (g.row_sums_required()) edge.require_row_sums();
-    const RowSums sums = g.row_sums();
-    g.give(0, g.take_output(), sums);
-  });
-  if (edge.row_sums_requested()) same.request_row_sums();
-  return same;
+  return fusion::pass_through("seen", std::move(made),
+                              [this, &point, at](const Grads& g) { write(point, ".grad", g.output(), at); });
 }
 
 void StepDump::write(const Point& point, const char* what, const Tensor& rows, const PassRows& at) {
@@ -140,7 +134,7 @@ void StepDump::write(const std::string& name, int64_t at, std::span<const std::b
 
 void StepDump::finish(double loss) {
   on_ = false;
-  if (trainer_.mesh().size("tp") == 1) model_->head.set_loss({});
+  if (trainer_.mesh().size("tp") == 1) model_->head.hooks.loss = {};
   if (half_written_) write("loss", 0, std::as_bytes(std::span(&loss, 1)));
   out_->flush();
   Communicator& world = trainer_.world();

@@ -119,7 +119,7 @@ PlanSizes::PlanSizes(const Job& job)
   value = element_size(d.dtype);
   grad = element_size(d.grad_dtype);
   wide = d.dtype == DType::float64 ? 8 : 4;
-  bucket_bytes = d.bucket_bytes;
+  if (const auto* const ddp = std::get_if<DdpOptions>(&d.strategy)) bucket_bytes = ddp->bucket_bytes;
   documents = o.document_mask;
   sequences = o.batch / (plan.dp * m);
   tokens = config.context / plan.cp;

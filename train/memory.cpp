@@ -212,7 +212,7 @@ class DryRunRank final : public BatchSource {
     samples_.clear();
     part_.step(*this);
     sample();
-    part_.strategy().reduce_gradients();
+    part_.data_step().reduce();
     return samples_;
   }
 
@@ -235,7 +235,7 @@ class DryRunRank final : public BatchSource {
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     DataOptions data = data_options(lone);
     if (job.plan.ep > 1) data.experts = edp_.get();
-    data.context = cp_.get();
+    if (auto* const diloco = std::get_if<DilocoOptions>(&data.strategy)) diloco->context = cp_.get();
     return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
             .layers = std::move(layers),
             .cp_mode = job.plan.cp_mode,

@@ -31,7 +31,8 @@ ModelPart::ModelPart(LanguageModel& full, const ModelFactory& make, const Axes& 
       layers_(o.layers.empty() ? split_layers(full, schedule_.stages) : std::move(o.layers)),
       model_(build_model(make, with_copies(full.config, o.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
-  o.data.fragments = unit_fragments(*model_, o.data.sync.fragments);
+  if (auto* const diloco = std::get_if<DilocoOptions>(&o.data.strategy))
+    diloco->fragments = unit_fragments(*model_, diloco->sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
   const int64_t shards = o.sp ? axes.tp.size() : 1, tokens = full.config.context / axes.cp.size() / shards;
   stages_ =

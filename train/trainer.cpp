@@ -94,9 +94,12 @@ ModelPart::Options Trainer::part_options() {
   const Plan& p = job_.plan;
   DataOptions data = data_options(job_);
   data.experts = edp_.get();
-  data.context = &mesh_["cp"];
-  data.replicas = &mesh_["dp"];
-  if (p.offload == Offload::parameters) data.shard_arena = offload_arena(p.device);
+  if (auto* const diloco = std::get_if<DilocoOptions>(&data.strategy)) {
+    diloco->context = &mesh_["cp"];
+    diloco->replicas = &mesh_["dp"];
+  }
+  if (p.offload == Offload::parameters)
+    std::get<ZeroOptions>(data.strategy).shard_arena = offload_arena(p.device);  // which requires stage 3
   return {.schedule = make_schedule(p),
           .cp_mode = p.cp_mode,
           .sp = p.sp,
@@ -136,7 +139,7 @@ DeviceScalar Trainer::queue_passes() {
 }
 
 void Trainer::queue_sums() {
-  strategy().reduce_gradients();
+  part_->data_step().reduce();
   sum_tied_gradients();
 }
 
@@ -214,8 +217,7 @@ std::vector<Communicator*> Trainer::communicators() {
 void Trainer::update(const StepReport& r) {
   if (strategy().awaits_gradients()) reject("update", "compute_gradients() first", "no gradients of this step");
   const TraceSpan span(trace_, "optimizer");
-  optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
-  strategy().gather_parameters();
+  part_->data_step().update(*optimizer_, r.lr, clip_factor(r.grad_norm, job_.optim.clip));
   if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // the host may read them from here on
 }
 

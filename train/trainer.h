@@ -3,6 +3,7 @@
 #pragma once
 
 #include "data/token_file.h"
+#include "parallel/data_step.h"
 #include "parallel/matrix_owners.h"
 #include "parallel/mesh.h"
 #include "train/batches.h"
@@ -33,7 +34,7 @@ class ModelPart {
 
   // Returns the sum of the losses (PipelineRuntime::step()).
   DeviceScalar step(BatchSource& source) {
-    strategy_->begin_step();
+    step_.emplace(*strategy_);
     stages_->take_from(source);
     return runtime_->step();
   }
@@ -41,6 +42,7 @@ class ModelPart {
   LanguageModel& model() { return *model_; }
   DataStrategy& strategy() { return *strategy_; }
   const DataStrategy& strategy() const { return *strategy_; }
+  DataStep& data_step() { return step_.value(); }  // begun by step(), to be completed by the caller
   ModelStages& stages() { return *stages_; }
   const PipelineRuntime& runtime() const { return *runtime_; }
   const Schedule& schedule() const { return schedule_; }                // before lowering
@@ -55,6 +57,7 @@ class ModelPart {
   std::unique_ptr<LanguageModel> model_;
   std::vector<int64_t> positions_;
   std::unique_ptr<DataStrategy> strategy_;
+  std::optional<DataStep> step_;
   std::unique_ptr<ModelStages> stages_;
   std::unique_ptr<PipelineRuntime> runtime_;
 };

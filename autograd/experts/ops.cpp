@@ -3,6 +3,8 @@
 
 #include <numeric>
 
+#include "autograd/fusion.h"
+
 namespace tessera {
 
 RoutedVar route(const Var& logits, const RouteOptions& options, const std::function<void(Tensor&)>& count) {
@@ -91,11 +93,13 @@ namespace {
 
 // Writes the weight gradients of one round; its first weight is input `first`.
 void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
-  g.write_grad(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
-    std::vector<GemmGroup> groups;
-    for (size_t i = 0; i < counts.size(); ++i) groups.push_back({targets[i].to, counts[i], targets[i].adds});
-    grouped_linear_weight_grads(groups, dy, x);
-  });
+  fusion::write_grads(g, first, static_cast<int>(counts.size()),
+                      [counts, dy, x](std::span<const fusion::GradTarget> targets) {
+                        std::vector<GemmGroup> groups;
+                        for (size_t i = 0; i < counts.size(); ++i)
+                          groups.push_back({targets[i].to, counts[i], targets[i].adds});
+                        grouped_linear_weight_grads(groups, dy, x);
+                      });
 }
 
 }  // namespace

@@ -167,7 +167,9 @@ std::vector<Seen> run(const DataCase& c) {
     Decoder& model = *made;
     const auto strategy = make_data_strategy(
         model, world, arena,
-        {.zero = c.zero, .microbatches = c.microbatches, .bucket_bytes = c.bucket_bytes, .seed = c.seed});
+        {.strategy = c.zero > 0 ? StrategyOptions(ZeroOptions{.stage = c.zero}) : DdpOptions{c.bucket_bytes},
+         .microbatches = c.microbatches,
+         .seed = c.seed});
     const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy->shards(), {.momentum = 0});
     for (const FlatUnit& shard : strategy->shards()) seen.elements += shard.values.numel() * (c.zero > 0 ? c.ranks : 1);
     Trace trace;

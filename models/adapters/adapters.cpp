@@ -92,7 +92,7 @@ void attach_lora(LanguageModel& model) {
 std::vector<AttachedLora> adapter_tensors(LanguageModel& model) {
   std::vector<AttachedLora> out;
   for_each_target(model, [&](int64_t layer, const LoraTarget& target, Linear& l) {
-    for (Lora* adapter : l.adapters())
+    for (Lora* adapter : l.hooks.adapters)
       if (adapter->full_name() == l.full_name() + "." + std::string(target.name))
         out.push_back({layer, target, &l, adapter});
   });

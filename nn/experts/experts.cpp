@@ -69,7 +69,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
   std::vector<Var> in, out;
   for (size_t e = first; e < first + count; ++e)
     for (const auto& [layer, weights] : {std::pair{in_[e], &in}, {out_[e], &out}}) {
-      if (!layer->is_plain())
+      if (!layer->may_fuse() || layer->hooks.input || layer->hooks.output)
         throw Error("[experts] '" + layer->full_name() +
                     "' has a custom matmul, a wrapper or an adapter, which grouped GEMMs do not support");
       weights->push_back(layer->weights().w);
@@ -85,7 +85,7 @@ Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
   for (const std::vector<int64_t>& of_source : counts) sizes.insert(sizes.end(), of_source.begin(), of_source.end());
-  if (!experts_[first]->is_apart()) return through(rows, first, here, sizes);
+  if (experts_[first]->may_fuse()) return through(rows, first, here, sizes);
   std::vector<Var> slices = split_rows(rows, sizes);
   for (size_t e = 0; e < here; ++e) {
     std::vector<Var> own;

@@ -7,7 +7,7 @@
 //
 // Each expert is a separate unit (nn/module.h), so ranks may hold different experts
 // (parallel/experts/expert_parallel.h). Local experts run as one grouped GEMM (tensor/ops/experts/experts.h) unless
-// parameters are gathered per unit (Module::is_apart). An expert's gradient is computed per rank and micro-batch and
+// parameters are gathered per unit (Module::may_fuse). An expert's gradient is computed per rank and micro-batch and
 // then accumulated, independent of the rank.
 #pragma once
 

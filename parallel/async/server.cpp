@@ -39,9 +39,9 @@ AsyncServer::AsyncServer(Module& model, Communicator& axis, const ArenaPtr& aren
       axis_(axis),
       arena_(arena),
       rank_(axis.rank()),
-      servers_(options.servers),
+      servers_(std::get<AsyncServerOptions>(options.strategy).servers),
       options_(std::move(async)),
-      versions_(static_cast<size_t>(options.servers > 0 ? options.servers : 0)),
+      versions_(static_cast<size_t>(servers_ > 0 ? servers_ : 0)),
       fresh_(versions_.size()) {
   check_options();
   if (!options_.replay.empty()) read_replay();

@@ -1,7 +1,9 @@
 // The engine: accumulation, hooks, deferral, recomputation, no-grad, and errors; deferred weight gradients; deferred
 // residual sums, and row sums that accompany gradients.
 
+#include "autograd/fusion.h"
 #include "autograd/ops.h"
+#include "autograd/parameter_memory.h"
 #include "tensor/kernels.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
@@ -45,12 +47,12 @@ TEST(Engine, WritesIntoProvidedBufferAndZerosMissingGradients) {
   const Tensor flat = Tensor::zeros({5}, DType::float64, arena);
   Var x(numbers({1, 2}, arena), true), unused(numbers({1, 2}, arena), true);
   flat.narrow(0, 3, 2).fill(7);
-  x.set_grad_buffer(flat.narrow(0, 1, 2));
-  unused.set_grad_buffer(flat.narrow(0, 3, 2));
+  set_grad_buffer(x, flat.narrow(0, 1, 2));
+  set_grad_buffer(unused, flat.narrow(0, 3, 2));
   backward(sum(x * x));
-  unused.zero_missing_grad();
+  zero_missing_grad(unused);
   EXPECT_EQ(flat.to_vector<double>(), (Doubles{0, 2, 4, 0, 0}));
-  EXPECT_THROW(x.set_grad_buffer(flat), Error);
+  EXPECT_THROW(set_grad_buffer(x, flat), Error);
 }
 
 TEST(Engine, HooksRunOnceAfterLastGradient) {
@@ -223,7 +225,7 @@ struct Result {
 Result run_network(Network& net, const std::vector<Var>& inputs) {
   Result r{net.completed, {}, {}};
   for (auto& [name, w] : net.weights) {
-    w.zero_missing_grad();
+    zero_missing_grad(w);
     r.gradients[name] = w.grad().to_vector<float>();
   }
   for (const Var& x : inputs) r.inputs.push_back(x.grad().to_vector<float>());
@@ -341,17 +343,17 @@ TEST(Residual, DeferredAddMatchesEagerAddForAnyFirstReader) {
     const auto late = run(arena, dtype, [](const Var& x, Var y) { return add_residual(x, std::move(y)); });
     const auto early = run(arena, dtype, [](const Var& x, Var y) {
       Var s = add_residual(x, std::move(y));
-      EXPECT_TRUE(s.is_deferred());
+      EXPECT_TRUE(fusion::is_deferred(s));
       EXPECT_EQ(s.shape(), Shape({3, 17, 24}));
-      EXPECT_TRUE(s.is_deferred());  // the shape does not need the sum
+      EXPECT_TRUE(fusion::is_deferred(s));  // the shape does not need the sum
       s.value();
-      EXPECT_FALSE(s.is_deferred());
+      EXPECT_FALSE(fusion::is_deferred(s));
       return s;
     });
     bool came_by = false;
     const auto watched = run(arena, dtype, [&](const Var& x, Var y) {
       const Var s = add_residual(x, std::move(y)), same = on_backward(s, [&] { came_by = true; });
-      EXPECT_TRUE(same.is_deferred());
+      EXPECT_TRUE(fusion::is_deferred(same));
       EXPECT_TRUE(same_bits(same.value(), s.value()));
       return same;
     });
@@ -364,7 +366,7 @@ TEST(Residual, MismatchedShapesOrDtypesAreAddedEagerly) {
   const auto arena = make_arena();
   const Var x(drawn({4, 6}, DType::float32, "x").to(arena), true),
       row(drawn({6}, DType::float32, "row").to(arena), true);
-  EXPECT_FALSE(add_residual(x, row).is_deferred());
+  EXPECT_FALSE(fusion::is_deferred(add_residual(x, row)));
   EXPECT_TRUE(same_bits(add_residual(x, row).value(), add(x, row).value()));
 }
 
@@ -402,12 +404,12 @@ TEST_F(ResidualGpu, NormComputesBiasGradients) {
                   b = leaf({24}, dtype, "b", arena), r = leaf({2, 50, 24}, dtype, "r", arena),
                   gamma = leaf({24}, dtype, "gamma", arena);
         Var y = linear(x, w, b);
-        EXPECT_TRUE(y.row_sums_requested());
+        EXPECT_TRUE(fusion::row_sums_requested(y));
         if (!rides) y = reshape(y, y.shape());  // an op that does not forward row sums
         const Var weights(drawn({2, 50, 24}, dtype, "weights").to(arena));
         if (later) {
           const Var s = add_residual(r, std::move(y));
-          EXPECT_EQ(s.row_sums_requested(), rides);
+          EXPECT_EQ(fusion::row_sums_requested(s), rides);
           backward(sum(norm(s, gamma, Var()) * weights) + sum(s * weights));
         } else {
           const auto [s, n] = add_norm(r, std::move(y), gamma, Var());

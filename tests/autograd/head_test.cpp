@@ -6,6 +6,7 @@
 
 #include "autograd/experts/ops.h"
 #include "autograd/ops.h"
+#include "autograd/parameter_memory.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 
@@ -39,7 +40,7 @@ struct Head {
         x(Var::input(half_normal("x", {s.rows, s.channels}, dtype, arena))),
         w(half_normal("w", {s.vocab, s.channels}, dtype, arena), true) {
     draw_targets(0);
-    w.set_grad_buffer(Tensor::empty({s.vocab, s.channels}, grad_dtype, arena, Category::gradients));
+    set_grad_buffer(w, Tensor::empty({s.vocab, s.channels}, grad_dtype, arena, Category::gradients));
     w.on_grad([this] { ++told; });
   }
   void draw_targets(int64_t microbatch) {
@@ -198,7 +199,7 @@ TEST(Head, PrecomputedGradientIsHiddenUntilBackward) {
   EXPECT_EQ(a.told, 1);
   const Loss never_walked = a.fused();
   a.w.clear_grad();
-  a.w.zero_missing_grad();
+  zero_missing_grad(a.w);
   for (const float v : a.w.grad().to_vector<float>()) EXPECT_EQ(v, 0);
 }
 
@@ -253,8 +254,8 @@ TEST(Head, SupportsTiedWeights) {
 // A weight without a buffer until its gradient arrives, and one that is the result of an op.
 TEST(Head, SupportsNonLeafWeights) {
   Head a(kSizes[0], DType::bfloat16, DType::float32), b(kSizes[0], DType::bfloat16, DType::float32);
-  a.w.provide_grad(
-      [&] { a.w.set_grad_buffer(Tensor::empty(a.w.shape(), DType::float32, a.arena, Category::gradients)); });
+  provide_grad(a.w,
+               [&] { set_grad_buffer(a.w, Tensor::empty(a.w.shape(), DType::float32, a.arena, Category::gradients)); });
   backward(a.fused().mean);
   backward(b.whole().mean);
   EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));

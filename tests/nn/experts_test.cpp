@@ -143,7 +143,7 @@ TEST(Experts, SeparateGemmsAreBitwiseEqualToGroupedGemm) {
 TEST(Experts, RejectLayersWithCustomMatmul) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 2}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
-  m.all<Mlp>()[1]->down.set_matmul([](const Var& x, const Var&, const Var&, PackedWeights*) { return x; });
+  m.all<Mlp>()[1]->down.hooks.matmul = [](const Var& x, const Var&, const Var&, PackedWeights*) { return x; };
   EXPECT_THROW(m(Var(test::drawn({1, 5, 4}, DType::float32, "x"))), Error);
 }
 

@@ -45,7 +45,7 @@ void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, 
   const ArenaPtr arena = make_arena();
   Decoder model(tiny_gpt(plan.dropout));
   AsyncServer server(
-      model, world, arena, {.mode = DataMode::ps_async, .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
+      model, world, arena, {.strategy = AsyncServerOptions{plan.servers}, .dtype = plan.dtype, .seed = kSeed},
       {.steps = plan.steps,
        .staleness = plan.staleness,
        .clip = 1,

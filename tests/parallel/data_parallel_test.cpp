@@ -179,9 +179,7 @@ Record parallel(const Setting& given) {
   launch(how, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     Decoder model(given.config);
-    const DataOptions options{.mode = given.mode,
-                              .servers = given.servers,
-                              .zero = given.zero,
+    const DataOptions options{.strategy = test::strategy_options(given.mode, given.zero, given.servers),
                               .microbatches = given.microbatches,
                               .dtype = given.dtype,
                               .grad_dtype = given.grads,
@@ -339,7 +337,8 @@ TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
     launch({.ranks = 4}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
       Three model;
-      const auto made = make_parameter_server(model, world, arena, {.servers = servers, .dtype = DType::bfloat16});
+      const auto made = make_data_strategy(model, world, arena,
+                                           {.strategy = ParameterServerOptions{servers}, .dtype = DType::bfloat16});
       DataStrategy& strategy = *made;
       const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy.shards(), {});
       const int64_t mine = shard_sizes[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
@@ -373,7 +372,7 @@ TEST(DataParallelCost, RootLoadsBatchesOfAllRanks) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     Decoder model(kConfig);
     const auto strategy =
-        make_data_strategy(model, world, make_arena(), {.mode = DataMode::dataparallel, .microbatches = 2});
+        make_data_strategy(model, world, make_arena(), {.strategy = DataParallelOptions{}, .microbatches = 2});
     const BatchSlice own = strategy->batches().computes(12, 2, 1);
     EXPECT_EQ(own.first, std::vector<int64_t>({2, 6, 10})[static_cast<size_t>(world.rank())]);
     EXPECT_EQ(own.count, 2);
@@ -393,7 +392,8 @@ TEST(DataParallelCost, TrafficAndMemoryMatchHandComputation) {
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
     const ArenaPtr arena = make_arena();
     Decoder model(kConfig);
-    const auto strategy = make_data_strategy(model, world, arena, {.mode = DataMode::dataparallel, .microbatches = 2});
+    const auto strategy =
+        make_data_strategy(model, world, arena, {.strategy = DataParallelOptions{}, .microbatches = 2});
     const bool root = world.rank() == 0;
     const Tensor ids = root ? Tensor::zeros({3, 4}, DType::int32, arena) : Tensor::meta({1, 4}, DType::int32);
     world.reset_counts();
@@ -428,18 +428,15 @@ std::string refusal(Communicator& axis, const DataOptions& options) {
 
 TEST(DataStrategies, RejectInvalidOptions) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
-    EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
-              "`zero`: dataparallel stores all state on rank 0 and does not support ZeRO stage 2; expected 0, or ddp "
-              "instead of dataparallel");
-    EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
+    EXPECT_EQ(refusal(world, {.strategy = AsyncServerOptions{}}),
               "[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
-    EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
+    EXPECT_EQ(refusal(world, {.strategy = DataParallelOptions{}, .microbatches = 3}),
               "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, got 10");
     for (const int servers : {0, 3})
-      EXPECT_TRUE(has(refusal(world, {.mode = DataMode::ps_sync, .servers = servers}), "`servers`: expected 1 to 2"));
+      EXPECT_TRUE(has(refusal(world, {.strategy = ParameterServerOptions{servers}}), "`servers`: expected 1 to 2"));
   });
   Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
-  EXPECT_EQ(refusal(fake, {.mode = DataMode::dataparallel}),
+  EXPECT_EQ(refusal(fake, {.strategy = DataParallelOptions{}}),
             "[data parallel] dataparallel supports only threads of one process, got fake ranks; use ddp");
 }
 
@@ -464,8 +461,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
   });
   for (const double squares : found)
     EXPECT_EQ(squares, static_cast<double>(parameters))
-        << name_in(kDataModeNames, options.mode) << ", zero " << options.zero << ", " << options.servers << " servers, "
-        << ranks << " ranks, " << to_string(options.grad_dtype);
+        << "strategy " << options.strategy.index() << ", " << ranks << " ranks, " << to_string(options.grad_dtype);
 }
 
 // The first model has units smaller than a norm block per rank, the second odd sizes everywhere.
@@ -478,12 +474,14 @@ TEST(NormOfOnes, IsExactUnderEveryStrategy) {
       for (int ranks = 1; ranks <= 4; ++ranks)
         for (int zero = 0; zero <= 3; ++zero)
           expect_n(ranks,
-                   {.zero = zero, .dtype = grads == DType::float64 ? grads : DType::bfloat16, .grad_dtype = grads},
+                   {.strategy = test::zero_options(zero),
+                    .dtype = grads == DType::float64 ? grads : DType::bfloat16,
+                    .grad_dtype = grads},
                    config);
     for (int ranks = 1; ranks <= 4; ++ranks) {
-      expect_n(ranks, {.mode = DataMode::dataparallel}, config);
+      expect_n(ranks, {.strategy = DataParallelOptions{}}, config);
       for (int servers = 1; servers <= ranks; ++servers)
-        expect_n(ranks, {.mode = DataMode::ps_sync, .servers = servers}, config);
+        expect_n(ranks, {.strategy = ParameterServerOptions{servers}}, config);
     }
   }
 }

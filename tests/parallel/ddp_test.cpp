@@ -55,7 +55,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     Decoder model(test::tiny_gpt(0.1));
-    Ddp ddp(model, world, arena, {.microbatches = kMicrobatches, .bucket_bytes = bucket_bytes, .seed = kSeed});
+    Ddp ddp(model, world, arena, {.microbatches = kMicrobatches, .seed = kSeed}, {.bucket_bytes = bucket_bytes});
     const auto optimizer = make_optimizer(OptimizerKind::sgd, ddp.shards(), {});
     Trace trace;
     std::vector<double> tied, block;
@@ -153,7 +153,7 @@ TEST(Ddp, ParametersWithoutGradientsAreReducedLast) {
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
       Decoder model(test::tiny_gpt(0));
-      Ddp ddp(model, world, arena, {.microbatches = 1, .bucket_bytes = bucket, .seed = kSeed});
+      Ddp ddp(model, world, arena, {.microbatches = 1, .seed = kSeed}, {.bucket_bytes = bucket});
       ddp.begin_step();
       ddp.begin_gradients(0);
       model.set_step({.seed = kSeed, .training = true});

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "autograd/fusion.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/mesh.h"
@@ -173,7 +174,7 @@ TEST(TensorParallel, NormComputesBiasGradientsOfRowLayer) {
         const ArenaPtr arena = make_arena();
         l.materialize(3, arena, DType::float32, DType::float32);
         Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
-        EXPECT_TRUE(y.row_sums_requested());
+        EXPECT_TRUE(fusion::row_sums_requested(y));
         if (!rides) y = reshape(y, y.shape());  // an op that does not propagate row sums
         const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
             gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
@@ -393,7 +394,8 @@ void check_with_zero(Communicator& world, int stage, const Placement& between, R
   Decoder model(config);
   model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
-      model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
+      model, mesh["dp"], arena,
+      {.strategy = ZeroOptions{.stage = stage}, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
   for (int64_t step = 0; step < 2; ++step) {  // the second prefetches
     const test::Batch batch = test::random_batch(4, config.context, config.vocab, arena);
     const double scale = 1.0 / 24, expected = test::learn_full(full, batch);

@@ -140,7 +140,7 @@ Watched watch_zero(int stage, double late) {
                seen.ends.push_back(trace.now());
                return on_backward(std::move(y), [&] { seen.backwards.push_back(trace.now()); });
              });
-           Zero zero(model, world, arena, {.zero = stage, .seed = 5});
+           Zero zero(model, world, arena, {.seed = 5}, {.stage = stage});
            for (int64_t step = 0; step < 2; ++step) {
              seen = {};
              if (step == 1) world.set_trace(&trace);

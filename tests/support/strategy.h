@@ -6,6 +6,14 @@
 
 namespace tessera::test {
 
+inline StrategyOptions strategy_options(DataMode mode, int zero = 0, int servers = 1) {
+  if (mode == DataMode::dataparallel) return DataParallelOptions{};
+  if (mode == DataMode::ps_sync) return ParameterServerOptions{servers};
+  if (mode == DataMode::diloco) return DilocoOptions{};
+  return zero == 0 ? StrategyOptions(DdpOptions{}) : ZeroOptions{.stage = zero};
+}
+inline StrategyOptions zero_options(int stage) { return strategy_options(DataMode::ddp, stage); }
+
 // Forward and backward pass of micro-batch `index`; returns the sum of this rank's losses.
 inline double run_microbatch(DataStrategy& strategy, Decoder& model, const Tensor& ids, const Tensor& targets,
                              double scale, int64_t index) {

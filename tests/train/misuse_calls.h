@@ -4,6 +4,7 @@
 
 #include "models/decoder.h"
 #include "tests/support/draw.h"
+#include "tests/support/strategy.h"
 #include "train/trainer.h"
 
 namespace tessera::misuse {

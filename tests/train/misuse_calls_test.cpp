@@ -214,10 +214,10 @@ std::vector<WrongCall> wrong_calls() {
     });
   };
   wrong_options("strategy: zero", "zero", [](Draw& d) {
-    return DataOptions{.zero = int(d.of({int64_t{4}, negative(d)}))};
+    return DataOptions{.strategy = ZeroOptions{.stage = int(d.of({int64_t{4}, negative(d)}))}};
   });
   wrong_options("strategy: shard_ranks", "shard_ranks", [](Draw& d) {
-    return DataOptions{.zero = 1, .shard_ranks = int(d.of({int64_t{3}, negative(d)}))};
+    return DataOptions{.strategy = ZeroOptions{.shard_ranks = int(d.of({int64_t{3}, negative(d)}))}};
   });
   wrong_options("strategy: microbatches", "microbatches", [](Draw& d) {
     return DataOptions{.microbatches = d.of({int64_t{0}, negative(d)})};
@@ -225,28 +225,29 @@ std::vector<WrongCall> wrong_calls() {
   wrong_options("strategy: copies", "copies", [](Draw& d) {
     return DataOptions{.copies = int(d.of({int64_t{0}, int64_t{3}, negative(d)}))};
   });
-  wrong_options("strategy: bucket_bytes", "bucket", [](Draw& d) { return DataOptions{.bucket_bytes = negative(d)}; });
+  wrong_options("strategy: bucket_bytes", "bucket",
+                [](Draw& d) { return DataOptions{.strategy = DdpOptions{negative(d)}}; });
   wrong_options("strategy: servers", "servers", [](Draw& d) {
-    return DataOptions{.mode = DataMode::ps_sync, .servers = int(d.of({int64_t{0}, int64_t{3}, negative(d)}))};
+    return DataOptions{.strategy = ParameterServerOptions{int(d.of({int64_t{0}, int64_t{3}, negative(d)}))}};
   });
-  wrong_options("strategy: mode", "ps-async", [](Draw&) { return DataOptions{.mode = DataMode::ps_async}; });
+  wrong_options("strategy: mode", "ps-async", [](Draw&) { return DataOptions{.strategy = AsyncServerOptions{}}; });
   wrong_options("strategy: every", "sync", [](Draw& d) {
-    return DataOptions{.mode = DataMode::diloco, .sync = {.every = d.of({int64_t{0}, negative(d)})}};
+    return DataOptions{.strategy = DilocoOptions{.sync = {.every = d.of({int64_t{0}, negative(d)})}}};
   });
   wrong_options("strategy: fragments", "fragments", [](Draw& d) {
-    return DataOptions{.mode = DataMode::diloco,
-                       .sync = {.every = 2, .fragments = d.of({int64_t{0}, int64_t{3}, negative(d)})}};
+    return DataOptions{
+        .strategy = DilocoOptions{.sync = {.every = 2, .fragments = d.of({int64_t{0}, int64_t{3}, negative(d)})}}};
   });
   wrong_options("strategy: fragment of a unit", "fragments",
-                [](Draw& d) { return DataOptions{.mode = DataMode::diloco, .fragments = {d.between(1, 9)}}; });
+                [](Draw& d) { return DataOptions{.strategy = DilocoOptions{.fragments = {d.between(1, 9)}}}; });
   wrong_options("strategy: outer_lr", "outer",
-                [](Draw&) { return DataOptions{.mode = DataMode::diloco, .outer_lr = kNan}; });
+                [](Draw&) { return DataOptions{.strategy = DilocoOptions{.outer_lr = kNan}}; });
   wrong_options("strategy: dtype", "dtype", [](Draw& d) {
     return DataOptions{.dtype = d.of({DType::int32, DType::uint8})};
   });
   add("strategy: model without parameters", "parameter", [](Communicator& w, Draw& d) {
     Empty model;
-    make_data_strategy(model, w, arena(), {.zero = int(d.between(0, 3))});
+    make_data_strategy(model, w, arena(), {.strategy = test::zero_options(int(d.between(0, 3)))});
   });
   // Pipelines.
   add("schedule: ranks", "ranks", [](auto&, Draw& d) {

@@ -31,8 +31,10 @@ struct Step {
 DataOptions any_options(Draw& d, bool unsharded = false) {
   const int64_t kind = unsharded ? d.of<int64_t>({0, 1, 5, 6}) : d.between(0, 6);
   DataOptions o{.microbatches = 2};
-  if (kind < 4) o.zero = static_cast<int>(kind);
-  if (kind >= 4) o.mode = kind == 4 ? DataMode::dataparallel : kind == 5 ? DataMode::ps_sync : DataMode::diloco;
+  if (kind < 4) o.strategy = test::zero_options(static_cast<int>(kind));
+  if (kind == 4) o.strategy = DataParallelOptions{};
+  if (kind == 5) o.strategy = ParameterServerOptions{};
+  if (kind == 6) o.strategy = DilocoOptions{};
   return o;
 }
 
@@ -56,12 +58,12 @@ std::vector<WrongCall> wrong_step_calls() {
     if (call == 3) step.strategy->gather_parameters();
   });
   add("step: optimizer of a destroyed model", "model", [](Communicator& w, Draw& d) {
-    Step step(w, {.zero = static_cast<int>(d.between(0, 3))});
+    Step step(w, {.strategy = test::zero_options(static_cast<int>(d.between(0, 3)))});
     step.model.reset();
     step.optimizer->step(0.1, 1);
   });
   add("step: destroyed strategy", "strategy", [](Communicator& w, Draw& d) {
-    Step step(w, {.zero = static_cast<int>(d.between(0, 3))});
+    Step step(w, {.strategy = test::zero_options(static_cast<int>(d.between(0, 3)))});
     step.strategy.reset();
     step.backward_pass();
   });
@@ -140,7 +142,7 @@ std::vector<WrongCall> wrong_step_calls() {
     step.strategy->set_masters(masters);
   });
   add("strategy: size of a master", "set_masters", [](Communicator& w, Draw& d) {
-    const Step step(w, {.zero = static_cast<int>(d.between(0, 3))});
+    const Step step(w, {.strategy = test::zero_options(static_cast<int>(d.between(0, 3)))});
     std::vector<Tensor> masters = step.optimizer->masters();
     masters.back() = d.between(0, 1) == 0 ? floats({d.between(1, 9)}) : Tensor();
     step.strategy->set_masters(masters);
@@ -149,7 +151,9 @@ std::vector<WrongCall> wrong_step_calls() {
     const int64_t field = d.between(0, 2);
     launch({}, [&](Communicator& other) {
       DataOptions o;
-      (field == 0 ? o.experts : field == 1 ? o.context : o.replicas) = &other;
+      DilocoOptions groups;
+      (field == 0 ? o.experts : field == 1 ? groups.context : groups.replicas) = &other;
+      if (field > 0) o.strategy = groups;
       const auto model = make_model(small());
       strategy_with(w, *model, o);
     });
@@ -162,7 +166,7 @@ std::vector<WrongCall> wrong_step_calls() {
     DataBatches(w, arena(), {.copies = static_cast<int>(d.of({int64_t{0}, int64_t{3}, negative(d)}))});
   });
   add("layout: unit", "a unit below", [](Communicator& w, Draw& d) {
-    const Step step(w, {.zero = 1});
+    const Step step(w, {.strategy = ZeroOptions{.stage = 1}});
     gather_unit(w, step.strategy->layout(), static_cast<size_t>(d.between(99, 9999)), floats({4}));
   });
   add("redistribute: undefined", "undefined", [](Communicator& w, Draw& d) {

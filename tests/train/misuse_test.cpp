@@ -4,6 +4,7 @@
 
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
+#include "tests/support/strategy.h"
 #include "tests/train/support.h"
 #include "train/trainer.h"
 
@@ -37,7 +38,7 @@ TEST(Misuse, NullObjectsAreReportedWithArgumentName) {
       launch({.ranks = ranks}, [&](Communicator& world) {
         const std::unique_ptr<LanguageModel> model = make_model(small_job().model);
         found[static_cast<size_t>(world.rank())] =
-            message_from([&] { make_data_strategy(*model, world, nullptr, {.zero = zero}); });
+            message_from([&] { make_data_strategy(*model, world, nullptr, {.strategy = test::zero_options(zero)}); });
       });
       for (const std::string& message : found) EXPECT_EQ(message, "[data parallel] arena" + null) << zero;
     }
@@ -55,7 +56,7 @@ TEST(Misuse, NullModelIsReportedByEveryStrategy) {
         const LanguageModel* volatile hidden = model.get();  // opaque to the compiler
         EXPECT_EQ(message_from([&] {
                     make_data_strategy(*const_cast<LanguageModel*>(hidden), world, make_arena(),
-                                       {.mode = mode, .zero = zero});
+                                       {.strategy = test::strategy_options(mode, zero)});
                   }),
                   "[data parallel] model: expected an object, got null");
       });

@@ -77,15 +77,15 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
       // Inputs are measured in the current model: those of a layer depend only on preceding layers.
       InputSquares inputs(l.weight.dim(1));
       int64_t most = 5;  // targets of the last window
-      l.set_matmul([&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
+      l.hooks.matmul = [&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
         const Tensor rows = x.value().flat_rows();
         inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), most)));
         return linear(x, w, b, packs);
-      });
+      };
       hidden(*model, windows, 5, 1);
       most = 5 * kContext;
       hidden(*model, windows);
-      l.set_matmul({});
+      l.hooks.matmul = {};
       const double error = output_error(before.at(made[i].name), made[i].matrix, inputs);
       EXPECT_NEAR(error, made[i].error, 1e-4 * error) << made[i].name;
       EXPECT_GT(error, 0);

@@ -47,12 +47,12 @@ InputSquares observe_inputs(DecoderLayer& layer, Linear& linear, const std::vect
   const std::vector<int64_t>* rows = nullptr;
   struct Unhook {
     Linear& linear;
-    ~Unhook() { linear.set_matmul({}); }
+    ~Unhook() { linear.hooks.matmul = {}; }
   } const unhook{linear};
-  linear.set_matmul([&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
+  linear.hooks.matmul = [&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     out.add(counted(x.value(), *rows));
     return tessera::linear(x, w, b, packs);
-  });
+  };
   for (const Batch& batch : batches) {
     rows = &batch.count;
     layer(Var(batch.states));

@@ -41,11 +41,12 @@ Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().a
 Var as_it_is(const Var& weight) { return weight; }
 
 // R for I: the input gradient is not reduced.
-void unsum_input(Trainer& t) { last_attention(t).qkv.share(column_input(t.mesh()["tp"], R)); }
+void unsum_input(Trainer& t) { last_attention(t).qkv.hooks.input = column_input(t.mesh()["tp"], R); }
 // P for I: the output is not reduced.
 void unsum_output(Trainer& t) {
-  last_attention(t).proj.set_matmul(
-      [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) { return linear(x, w, b, packs); });
+  last_attention(t).proj.hooks.matmul = [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
+    return linear(x, w, b, packs);
+  };
 }
 
 void take_contiguous(Trainer& t) {
