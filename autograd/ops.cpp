@@ -1,3 +1,4 @@
+// Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include "autograd/fusion.h"
@@ -66,7 +67,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 }
 
 Var on_backward(Var x, std::function<void()> f) {
-  if (!f) throw Error("[on_backward] f: expected a function, got an empty one");
+  if (!f) throw Error("[on_backward] f: expected a callable, got an empty std::function");
   return fusion::pass_through("on_backward", std::move(x), [f = std::move(f)](const Grads&) { f(); });
 }
 

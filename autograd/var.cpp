@@ -1,3 +1,4 @@
+// Handles and leaves.
 #include "autograd/var.h"
 
 #include "autograd/graph.h"
@@ -20,7 +21,7 @@ GradMode::~GradMode() { tape.enabled = before_; }
 Var::Var(Tensor value, bool requires_grad) : impl_(std::make_shared<Impl>()) {
   if (requires_grad) {
     if (!is_floating(value.dtype()))
-      throw Error("[var] " + value.describe() + " cannot require a gradient: its dtype is not floating");
+      throw Error("[var] " + value.describe() + " cannot require a gradient: its dtype is not floating-point");
     impl_->leaf = std::make_shared<Leaf>();
     impl_->leaf->shape = value.shape();
     impl_->leaf->dtype = value.dtype();
@@ -37,7 +38,7 @@ Var Var::input(Tensor value) {
 }
 
 const Tensor& Var::meta() const {
-  if (!impl_) throw Error("[var] used before a value was set");
+  if (!impl_) throw Error("[var] used before it was assigned a value");
   const fusion::DeferredAdd* const deferred = impl_->deferred.get();
   return !deferred ? impl_->value : deferred->sum.defined() ? deferred->sum : deferred->value;
 }

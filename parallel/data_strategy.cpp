@@ -112,8 +112,7 @@ void check(const Communicator& axis, const ZeroOptions& o) {
   if (o.shard_ranks == 0) return;
   require_object(&axis, "[data parallel] axis");
   expect(o.shard_ranks > 0 && axis.size() % o.shard_ranks == 0, "shard_ranks",
-         "a number that divides the " + std::to_string(axis.size()) + " ranks of the axis",
-         std::to_string(o.shard_ranks));
+         "a divisor of the axis size, " + std::to_string(axis.size()), std::to_string(o.shard_ranks));
 }
 
 void check(const Communicator&, const DilocoOptions& o) {
@@ -123,7 +122,7 @@ void check(const Communicator&, const DilocoOptions& o) {
          std::to_string(o.sync.fragments));
   for (const int64_t fragment : o.fragments)
     expect(fragment >= 0 && fragment < o.sync.fragments, "fragments",
-           "numbers below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
+           "values below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
   expect(std::isfinite(o.outer_lr), "outer_lr", "a finite number", std::to_string(o.outer_lr));
   expect(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
 }
@@ -132,7 +131,7 @@ void check(const Communicator&, const auto&) {}
 
 std::unique_ptr<DataStrategy> make_strategy(Module&, Communicator&, const ArenaPtr&, const DataOptions&,
                                             const AsyncServerOptions&) {
-  throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
+  throw Error("[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
 }
 
 }  // namespace
@@ -141,11 +140,11 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
                                                  const DataOptions& options) {
   at_least(1, "microbatches", options.microbatches);
   for (const auto& [field, dtype] : {std::pair("dtype", options.dtype), std::pair("grad_dtype", options.grad_dtype)})
-    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field, "a floating dtype",
-           std::string(to_string(dtype)));
+    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field,
+           "a floating-point dtype", std::string(to_string(dtype)));
   std::visit([&](const auto& strategy) { check(axis, strategy); }, options.strategy);
   require_object(&model, "[data parallel] model");
-  if (model.parameters().empty()) throw Error("[data parallel] model: expected parameters, got none");
+  if (model.parameters().empty()) throw Error("[data parallel] model: it has no parameters");
   return std::visit([&](const auto& strategy) { return make_strategy(model, axis, arena, options, strategy); },
                     options.strategy);
 }

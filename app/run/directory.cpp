@@ -78,7 +78,7 @@ void check_numbers(const Checkpoint& checkpoint) {
     for (const auto& file : saved.files())
       for (const TensorBytes& t : file->tensors())
         if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite numbers", file->what(), t.name, at);
+          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite values", file->what(), t.name, at);
   }
 }
 
@@ -104,7 +104,7 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
   const int wanted = strategy.layout().local_updates ? strategy.copies() : 0;
   if (saved == wanted) return;
   bad_usage("--resume: {} is a checkpoint of {}; expected {}", what,
-            saved == 0 ? "synchronous data ranks" : fmt::format("{} independent DiLoCo replicas", saved),
+            saved == 0 ? "synchronous data parallelism" : fmt::format("{} independent DiLoCo replicas", saved),
             saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved));
 }
 
@@ -123,11 +123,11 @@ std::string owner_text() {
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (o.resume && !is_run) bad_input("--resume: {} is not a run directory (no config.toml)", path_.string());
+    if (o.resume && !is_run) bad_input("--resume: {} is not a run directory: config.toml is missing", path_.string());
     if (!o.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("--out: {} {}", path_.string(),
-                is_run ? "already holds a run; resume it with train --resume or choose another name"
-                       : "exists and is not an empty directory; expected a new name");
+                is_run ? "already contains a run; resume it with train --resume or choose a different directory"
+                       : "exists and is not an empty directory; expected a new directory");
   };
   of_option("out", path_.string(), check_content);
   make_directories(path_);
@@ -184,7 +184,7 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
-    bad_usage("--resume: {} has no optimizer state; expected --init {} and a new --out", what, path_.string());
+    bad_usage("--resume: {} has no optimizer state; use --init {} and a new --out", what, path_.string());
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
     bad_usage("--resume: {}: {}", what, fmt::join(found, "; "));
   const Json about = parse_json(checkpoint->about, what);
@@ -203,7 +203,7 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
   if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
     bad_usage(
-        "--resume: {} was saved inside a replay, with workers at different steps; expected --dp-mode ps-async with {} "
+        "--resume: {} was saved during a replay, with workers at different steps; expected --dp-mode ps-async with {} "
         "ranks and {} servers",
         checkpoint.string(), order.workers, order.servers.size());
   return order;
@@ -222,7 +222,7 @@ std::vector<std::string> differences(const std::string& about, const std::string
     if (const Json before = saved.value(key, Json()), value = current.value(key, Json());
         before != value &&
         !(before.is_null() && (key == "validation" || key == "vocabulary")))  // absent from old checkpoints
-      out.push_back(fmt::format("{} is {} and was {}", key, value_text(value), value_text(before)));
+      out.push_back(fmt::format("{} is {}, but the checkpoint has {}", key, value_text(value), value_text(before)));
   return out;
 }
 
@@ -269,13 +269,14 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
   if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
   const int cause = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
   if (is_unknown_operation(cause)) {
-    note_ = fmt::format("{} cannot be locked ({}): do not start another run there; this run stops when it detects one",
-                        run.string(), std::strerror(cause));
+    note_ = fmt::format(
+        "{} cannot be locked ({}): do not start another run in this directory; this run stops if it detects one",
+        run.string(), std::strerror(cause));
   } else if (cause != 0) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
-    bad_usage("--out: {} is being written by another run, {}; expected another directory", run.string(),
+    bad_usage("--out: {} is being written by another run, {}; expected a different directory", run.string(),
               owner.empty() ? "which has just started" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();

@@ -26,7 +26,7 @@ MetricRecords records_until(std::string_view file, int64_t step, const std::stri
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
       if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;
-      bad_input("{}: expected records with a step, got {}", what, line);
+      bad_input("{}: expected a record with a step, got {}", what, line);
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");
@@ -69,7 +69,7 @@ void Metrics::write(const std::string& json_line) {
   if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF || std::fflush(file_) != 0)
     throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
   if (!is_at(path_, ::fileno(file_)))
-    throw OutputError(path_.string() + ": it was removed, moved or replaced while the run wrote to it");
+    throw OutputError(path_.string() + ": the file was removed, moved or replaced while the run was writing to it");
 }
 
 std::optional<Validation> compute_validation(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
@@ -243,7 +243,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of this machine's matmul peak; ", losses_.front(),
                         sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
-  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps were left; at most", peak_mb,
+  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps remained; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   if (f.predicted_s && stepped)
     text += fmt::format("Step time: predicted {:.2f} ms for this machine, measured {:.2f} ms.\n", *f.predicted_s * 1e3,

@@ -31,7 +31,7 @@ SafetensorsLayout tensor_layout(const std::vector<FullTensor>& tensors,
 }
 
 void report_stop(const Run& run, int64_t step, bool validating, TrainOutput& output) {
-  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
+  const std::string where = fmt::format("stopped {}after step {}", validating ? "during the validation " : "", step);
   if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
   output.message(fmt::format("{}{}; tessera train --resume --out {} resumes", where,
                              validating ? ", which was saved" : "", run.directory.path().string()));
@@ -231,7 +231,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   if (o.dump > trainer.steps_done())
     trainer.dump(o.dump, run.directory.path());
   else if (output && o.dump > 0)
-    output->message(fmt::format("step {} was completed before; its dump is not written again (--dump)", o.dump));
+    output->message(fmt::format("step {} was already completed; its dump is not written again (--dump)", o.dump));
   bool captures = true;  // no failed capture reported yet
   bool continues = improves();
   while (continues && trainer.steps_done() < o.optim.steps) {
@@ -385,7 +385,7 @@ class AsyncRun {
     output_ = begin_output(run_, trainer_.model(), steps, step_, passed_over);
     if (!o_.no_eval)
       output_->message(
-          "the run is validated only at its end, because workers and servers have no common step, except to save");
+          "the run is validated only at the end, because workers and servers have no common step, except when saving");
   }
   bool train() {
     const AsyncServer::Hooks hooks{
@@ -416,9 +416,10 @@ class AsyncRun {
   void finish(const AsyncSummary& summary) {
     const RunUsage usage = run_usage(world_, {&world_, &trainer_.axis()}, trainer_.arena());
     if (!output_) return;
-    output_->message(fmt::format(
-        "{} updates; at most {} steps between the fastest and the slowest worker, gradients at most {} updates old",
-        summary.applied, summary.max_ahead, summary.max_behind));
+    output_->message(
+        fmt::format("{} updates; at most {} steps between the fastest and the slowest worker, gradient staleness at "
+                    "most {} updates",
+                    summary.applied, summary.max_ahead, summary.max_behind));
     write_summary(run_, trainer_.model(),
                   {.steps = step_,
                    .tokens_per_step = trainer_.tokens_per_step(),
@@ -462,7 +463,8 @@ class AsyncRun {
     if (server.holds(axis.rank())) {
       if (!SavedTensors::are_in(from->path, kPulled))
         bad_usage(
-            "--replay: in {} worker {} has pulled parameters that are not in {}; expected the record that was replayed "
+            "--replay: in {}, worker {} has pulled parameters that are not in {}; expected the record that was "
+            "replayed "
             "when the checkpoint was saved",
             o_.plan.replay, axis.rank(), from->path.string());
       trainer_.read_pulled(SavedTensors(from->path, kPulled).tensors());

@@ -38,8 +38,8 @@ Dataset open_dataset(const TrainOptions& o, bool quiet) {
   if (const int64_t rows = make_job(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
     dataset.notes.push_back(
-        fmt::format("the tokenizer has {} tokens, but the embedding table only {} rows; the data contain none of the "
-                    "missing tokens",
+        fmt::format("the tokenizer has {} tokens, but the embedding table has only {} rows; the data contain no token "
+                    "without a row",
                     dataset.vocab(), rows));
     dataset.table = rows;
   }
@@ -48,7 +48,8 @@ Dataset open_dataset(const TrainOptions& o, bool quiet) {
   for (const std::string& name : tokenizer.added)
     added += fmt::format("{}{} is token {}", added.empty() ? "" : ", ", name, dataset.tokenizer->special(name).value());
   if (!added.empty() && !o.resume)
-    dataset.notes.push_back(added + (o.init ? "; new embedding rows are initialized with the mean of the others" : ""));
+    dataset.notes.push_back(added +
+                            (o.init ? "; new embedding rows are initialized with the mean of the existing rows" : ""));
   if (o.init && o.tokenizer && !o.resume) try {
       if (Tokenizer::open_folder(first_tokenizer(o))->identity() != dataset.tokenizer->identity())
         dataset.notes.push_back(fmt::format("the tokenizer differs from that of {} (--tokenizer)", *o.init));
@@ -128,7 +129,7 @@ int train_rank(const Run& run, Communicator& world) {
 Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
-  out.emplace_back("folder of the run", is_there(run / "lock") ? "that of " + RunLock::read(run) : "missing");
+  out.emplace_back("run directory", is_there(run / "lock") ? "locked by " + RunLock::read(run) : "missing");
   std::vector<std::string> passed_over;
   const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
   out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
@@ -185,7 +186,7 @@ std::string vocab_hint(const Job& s, int64_t vocab) {
   const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
-      "a vocabulary of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
+      "a vocabulary size of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
       "pad it with --vocab {}",
       vocab, row, (vocab + round - 1) / round * round);
 }
@@ -265,8 +266,7 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, 
 
 int run(const TrainOptions& asked) {
   TrainOptions o = asked;
-  if (o.sizes.lora.rank > 0 && !o.init)
-    throw Error("--lora-rank: expected --init, the base model of the adapters; got none");
+  if (o.sizes.lora.rank > 0 && !o.init) throw Error("--lora-rank: requires --init, the base model of the adapters");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.resume)
     of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
   Job job = make_job(o);
