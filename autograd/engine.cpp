@@ -1,4 +1,4 @@
-// backward(): newest node to oldest.
+// record() and backward(), which visits nodes from the newest to the oldest.
 #include <set>
 
 #include "autograd/graph.h"

@@ -7,7 +7,7 @@ namespace tessera {
 
 Leaf& GraphAccess::leaf(const Var& v, const char* what) {
   if (!v.impl_ || !v.impl_->leaf)
-    throw Error(std::string("[var] ") + what + " requires a leaf with gradient (a parameter)");
+    throw Error(std::string("[var] ") + what + " requires a leaf that requires a gradient (a parameter)");
   return *v.impl_->leaf;
 }
 

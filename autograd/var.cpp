@@ -1,4 +1,4 @@
-// Handles, leaves and recording.
+// Handles and leaves.
 #include "autograd/var.h"
 
 #include "autograd/graph.h"

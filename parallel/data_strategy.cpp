@@ -131,7 +131,7 @@ void check(const Communicator&, const auto&) {}
 
 std::unique_ptr<DataStrategy> make_strategy(Module&, Communicator&, const ArenaPtr&, const DataOptions&,
                                             const AsyncServerOptions&) {
-  throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
+  throw Error("[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
 }
 
 }  // namespace
@@ -140,8 +140,8 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
                                                  const DataOptions& options) {
   at_least(1, "microbatches", options.microbatches);
   for (const auto& [field, dtype] : {std::pair("dtype", options.dtype), std::pair("grad_dtype", options.grad_dtype)})
-    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field, "a floating dtype",
-           std::string(to_string(dtype)));
+    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field,
+           "a floating-point dtype", std::string(to_string(dtype)));
   std::visit([&](const auto& strategy) { check(axis, strategy); }, options.strategy);
   require_object(&model, "[data parallel] model");
   if (model.parameters().empty()) throw Error("[data parallel] model: it has no parameters");
