@@ -300,7 +300,7 @@ void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokeniz
   const auto max = std::ranges::max_element(tokens);
   if (rows > 0 && max != tokens.end() && *max >= rows)
     throw InputError(fmt::format(
-        "{}: token {}{} is outside the model's embedding of {} rows", what, *max,
+        "{}: token {}{} is outside the model's embedding table of {} rows", what, *max,
         *max < tokenizer.vocab_size() ? fmt::format(", '{}',", tokenizer.decode(std::span(&*max, 1))) : "", rows));
 }
 

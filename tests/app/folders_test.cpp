@@ -135,7 +135,8 @@ TEST_F(InvalidInputTest, ErrorsNameSymlinkLoops) {
 TEST_F(InvalidInputTest, ErrorsNameTheOffendingOption) {
   train("--out run");
   fails("train " + kSmall + "--val-data nowhere", 4, "--val-data: cannot open nowhere: No such file");
-  fails("train --data text.txt --context 1000000", 2, "--context: 1000000 is too long for a training text of");
+  fails("train --data text.txt --context 1000000", 2,
+        "--context: a context of 1000000 tokens is too long for a training text of");
   fails("checkpoint reshard run --out parts --dp 5 --zero 3", 2,
         "--dp: 5 data ranks x 1 micro-batches do not divide the batch of");
 }

@@ -260,7 +260,7 @@ TEST_F(InitTest, ShorterContextUsesFirstPositionEmbeddings) {
   for (const std::string from : {"f", "run"})
     fails("train --init " + from + " --data text.txt --context 65", 2,
           "--context: expected 64, the value of the model, got 65");
-  fails("train --data text.txt --positions 32", 2, "--positions: expected at least 64 position embeddings (`context`)");
+  fails("train --data text.txt --positions 32", 2, "--positions: expected at least 64 position embeddings (--context)");
   fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: requires --family gpt2");
   must(
       "verify --layers 2 --heads 2 --channels 16 --context 16 --positions 64 --batch 4 --steps 2 --ranks 4 --tp 2 "

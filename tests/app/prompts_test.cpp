@@ -180,7 +180,8 @@ TEST_F(PromptsTest, ErrorNamesSentencePieceTokenizer) {
   fs::remove(path("bos/tokenizer.json"));
   fails("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   write("bos/tokenizer.model", "\n\x0e\n\x05<unk>");
-  fails("generate bos --prompt x", 4, "; tokenizer.model is not supported: AutoTokenizer.from_pretrained(FOLDER)");
+  fails("generate bos --prompt x", 4,
+        "; tokenizer.model is not supported: convert it to tokenizer.json with AutoTokenizer.from_pretrained(FOLDER)");
 }
 
 // generate with a template: a model tuned on conversations is prompted in their format, for single prompts and turn by

@@ -163,7 +163,7 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
   std::vector<std::string> notes;
   for (const auto& [vocab, words] :
        {std::pair<int64_t, std::string>{0, " is outside the tokenizer's vocabulary of 256"},
-        {98, " is outside the model's embedding of 98 rows"}})
+        {98, " is outside the model's embedding table of 98 rows"}})
     expect_error(Status::input, {":1: token 300" + words},
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }

@@ -296,9 +296,9 @@ TEST(ContextPositions, RejectIndivisibleSequences) {
   };
   const std::string head = "[context_parallel] ", make = " tokens are not divisible into ";
   EXPECT_EQ(refusal(20, 4, 0, SequencePartition::zigzag),
-            head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
+            head + "20" + make + "8 equal chunks for 4 ranks; nearest valid value: 16 or 24");
   EXPECT_EQ(refusal(3, 4, 0, SequencePartition::contiguous),
-            head + "3" + make + "4 equal chunks for 4 ranks; expected 4");
+            head + "3" + make + "4 equal chunks for 4 ranks; nearest valid value: 4");
   EXPECT_EQ(refusal(0, 1, 0, SequencePartition::zigzag),
             head + "0" + make + "1 equal chunks for 1 ranks; nearest valid value: 1");
   EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "rank out of range: 4 of 4");

@@ -144,7 +144,7 @@ TEST(Validate, DescribesFaultAndPosition) {
   EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) {
                     zero.insert(zero.begin(), {PassKind::W, 0, 0});
                   }),
-                  "fused and split"));
+                  "both fused (B) and split (I, W)"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.microbatches = 0; }), "expected 1 or more"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.rank_of_stage = {0, 0}; }), "rank 0 has 2 stages"));
   // Two ranks that wait for each other.

@@ -296,8 +296,9 @@ TEST(Rendezvous, ReportsMissingRanksToAllPeers) {
       run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
   for (const std::string& text : errors)
     EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not connect to " + address + " within 0.4 s");
-  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
-            "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
+  EXPECT_EQ(
+      run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
+      "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 at this address");
 }
 
 TEST(Rendezvous, ReportsMismatchesToAllPeers) {
@@ -310,10 +311,11 @@ TEST(Rendezvous, ReportsMismatchesToAllPeers) {
     for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + words);
   };
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
-          "1 connected twice to the rendezvous; expected each rank once");
+          "rank 1 connected to the rendezvous twice; expected each rank once");
   all_say({{address, 0, 3, 10}, {address, 1, 4, 10}},
           "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all ranks");
-  EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is not a rank among 3 ranks; expected 0 to 2");
+  EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}),
+            "rank 3 is out of range for 3 ranks; expected 0 to 2");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
   EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
 }
