@@ -407,7 +407,7 @@ int run(const GenerateOptions& o) {
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.args);
-  if (model.run.data.empty()) throw Error("--data: missing; expected a text, tokens or examples");
+  if (model.run.data.empty()) throw Error("--data: missing; expected text, tokens or examples");
   check_example_options(model.run);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
