@@ -231,7 +231,7 @@ void validate(const TrainOptions& options) {
   ErrorList found;
   TrainOptions o = options;
   found.check([&] { make_job(o); });
-  if (!found.none()) o.plan.schedule_file.clear();  // other values cannot fail here
+  if (!found.none()) o.plan.schedule_file.clear();  // no other option makes make_job() throw
   const Job s = make_job(o);
   bool has_sizes = true;
   try {
