@@ -179,10 +179,10 @@ CommandLine::CommandLine() {
   c = command(app_, "generate", "Generate text with a trained model");
   add(c, field_descriptors(generate_));
   add_run(c, generate_.args, kGenerate);
-  c = command(app_, "evaluate", "Evaluate the loss of a model on a text");
+  c = command(app_, "evaluate", "Evaluate the loss of a model on text or examples");
   add(c, field_descriptors(evaluate_));
   add_run(c, evaluate_.args, kEvaluateOptions);
-  c = command(app_, "data", "Tokenize texts into a dataset");
+  c = command(app_, "data", "Tokenize text into a dataset");
   add(c, field_descriptors(data_));
   c = command(app_, "bench", "Benchmark operations, collectives, strategies and schedules");
   add(c, field_descriptors(bench_));

@@ -86,8 +86,8 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, cons
 // The files are those of example_files(). The last tenth of the rows, at least one, is held out for validation unless
 // `held` or a directory specifies otherwise. Throws InputError naming file and line of the first untrainable row,
 // unless `skip_bad` is set. Dataset::notes reports skipped and truncated rows, markers unknown to the tokenizer, and
-// unused keys. A row that begins with text rather than a template's marker starts with the tokenizer's own beginning.
-// For messages, the automatic template is the tokenizer's own, if any.
+// unused keys. A row that begins with text rather than a template's marker starts with the special tokens
+// that the tokenizer adds at the beginning. For messages, the automatic template is the tokenizer's own, if any.
 Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 
@@ -101,10 +101,10 @@ struct EvaluationText {
   std::vector<std::string> notes = {};  // for the user
 };
 
-// Loads a text file (possibly compressed), an llm.c token file, the validation file of several, the validation split of
-// a `tessera data` directory, or a file of examples. A text is one sequence with the tokenizer's own beginning and end,
-// in consecutive windows of options.context tokens; each token except the first is predicted once. Throws InputError;
-// Error (usage) for a directory with another tokenizer.
+// Loads a text file (possibly compressed), an llm.c token file, the validation file among several, the validation split
+// of a `tessera data` directory, or a file of examples. A text is one sequence, including the special tokens that the
+// tokenizer adds at its beginning and end, and is split into consecutive windows of options.context tokens; each token
+// except the first is predicted once. Throws InputError; Error (usage) for a directory with another tokenizer.
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& options);
 
 }  // namespace tessera

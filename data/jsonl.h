@@ -80,7 +80,7 @@ Example parse_example(std::string_view row, const std::string& what, const RowNa
 //   alpaca   Below is an instruction ...\n\n### Instruction:\nHow?\n\n### Response:\n[So.END]
 //   none     How?[So.END]
 //
-// The response is in brackets; END is the tokenizer's own end of a text. A text's response is the full text with END.
+// The response is in brackets; END is the tokenizer's end-of-text token. A text's response is the full text with END.
 // Sources: OpenAI's ChatML; Meta's Llama 3 model card; Taori et al. 2023, with a line break before the response, as is
 // common today.
 
@@ -89,7 +89,7 @@ constexpr std::array<std::string_view, 5> kChatTemplateNames = {"auto", "chatml"
 constexpr const auto& value_names(ChatTemplate) { return kChatTemplateNames; }
 
 struct Segment {
-  // marker: one special token; end: the tokenizer's own end of a text.
+  // marker: one special token; end: the tokenizer's end-of-text token.
   enum class Kind : uint8_t { text, marker, end };
   Kind kind = Kind::text;
   std::string text = {};

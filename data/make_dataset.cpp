@@ -359,9 +359,9 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
   std::optional<Text> text = builtin_text(spec);
   if (!text && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec))) held.refuse(spec);
   if (!held.file.empty() && holds_examples(held.file))
-    throw Error(fmt::format("`val_data`: expected a text, like `data` {}; {} contains examples", spec, held.file));
+    throw Error(fmt::format("`val_data`: expected text, like `data` {}; {} contains examples", spec, held.file));
   if (!text && choice.special && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec)))
-    throw Error(fmt::format("`special`: expected a text or examples, got tokens, {}", spec));
+    throw Error(fmt::format("`special`: expected text or examples, got tokens, {}", spec));
   if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && is_folder(spec)) return open_fitting(spec, choice);
   if (!text && !is_there(spec))

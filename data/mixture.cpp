@@ -84,7 +84,7 @@ std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::stri
   } else {
     const nlohmann::json all = parse_json(bytes, what);
     if (!all.is_object())
-      throw InputError(what + ": expected rows that are objects or texts, or an object of names and weights");
+      throw InputError(what + ": expected rows that are objects or strings, or an object that maps names to weights");
     for (const auto& [name, weight] : all.items())
       out.push_back({.name = name, .weight = weight.is_number() ? weight.get<double>() : -1});
   }

@@ -243,7 +243,7 @@ std::string check_table(const fs::path& file) {
                                    {"text", "text"}})
     if (any(one, other))
       bad_input(
-          "{}: {} with the columns of examples ({}); expected rows of JSON; {}; a text needs another extension (.txt)",
+          "{}: {} with the columns of examples ({}); expected rows of JSON; {}; text needs another extension (.txt)",
           file.string(), found->second, one, kConvertsRows);
   return fmt::format("{}: {}, read as plain text; if its rows are examples, {}", file.string(), found->second,
                      kConvertsRows);

@@ -22,7 +22,7 @@ int64_t HeldOut::of(int64_t n) const {
 
 void HeldOut::refuse(const std::string& data) const {
   if (!file.empty() || share != HeldOut{}.share)
-    throw Error(fmt::format("`{}`: expected a text or a file of examples as `data`; {} has its own validation split",
+    throw Error(fmt::format("`{}`: expected text or examples as `data`; {} has its own validation split",
                             file.empty() ? "val_share" : "val_data", data));
 }
 
@@ -78,7 +78,7 @@ class Unpacker : NotCopied {
   void pass_on(size_t made, const TextChunk& f) {
     made_ += made;
     if (made_ > kFree && made_ / kMaxGrowth > read_)
-      bad_input("{}: decompresses to more than {} times its size; expected a text", what_, kMaxGrowth);
+      bad_input("{}: decompresses to more than {} times its size; expected text", what_, kMaxGrowth);
     if (made > 0) f({out_.data(), made});
   }
 
@@ -171,15 +171,15 @@ Text scan_text(const std::string& name, const std::function<void(const TextChunk
   int64_t size = 0, mark = 0;
   read([&](std::string_view chunk) {
     if (const size_t nul = chunk.find('\0'); nul != std::string_view::npos)
-      bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, size + static_cast<int64_t>(nul),
+      bad_input("{} is binary (a NUL byte at offset {}){}; expected text", name, size + static_cast<int64_t>(nul),
                 raw_tokens(name));
     if (size == 0 && chunk.starts_with(kByteOrder)) mark = std::ssize(kByteOrder);
     size += std::ssize(chunk);
     if (size == std::ssize(chunk)) chunk.remove_prefix(static_cast<size_t>(mark));
     XXH3_128bits_update(hash.get(), chunk.data(), chunk.size());
   });
-  if (size == 0) bad_input("{} is empty; expected a text", name);
-  if (size == mark) bad_input("{} contains only a byte order mark; expected a text", name);
+  if (size == 0) bad_input("{} is empty; expected text", name);
+  if (size == mark) bad_input("{} contains only a byte order mark; expected text", name);
   const auto [low, high] = XXH3_128bits_digest(hash.get());
   const auto reread = [name, read, size, mark](const TextChunk& f) {
     int64_t at = 0;

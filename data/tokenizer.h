@@ -19,7 +19,7 @@ inline constexpr std::string_view kTokenizerFormat = "tessera tokenizer";
 
 struct EncodeOptions {
   bool special_in_text = false;  // names of special tokens in the text encode as these tokens
-  bool add_ends = false;         // add the tokenizer's own beginning and end of a text (bos, eos or none)
+  bool add_ends = false;         // add the tokenizer's special tokens at the beginning and end (BOS, EOS or none)
   bool begins = true;            // false: the text continues other tokens, without a beginning marker
   bool first = true;             // false: the text follows a special token, so it begins a segment but not the text
   int64_t offset = 0;            // of the first byte, for errors
@@ -91,7 +91,7 @@ struct TokenizerChoice {
   std::string otherwise = "char";
   int64_t vocab_size = 50257;           // of a bpe tokenizer to be trained
   std::vector<std::string> added = {};  // additional special tokens
-  std::string end = {};                 // special token that ends a text; empty: the tokenizer's own
+  std::string end = {};                 // end-of-text token; empty: the tokenizer's own
   bool special = false;                 // EncodeOptions::special_in_text
   // `progress` receives lines while texts are read and a tokenizer is trained; `note`, messages about the result.
   std::function<void(const std::string&line)> progress = nullptr, note = nullptr;

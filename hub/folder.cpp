@@ -149,7 +149,7 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
   const nlohmann::json json = parse_json(text, what, JsonFile::others);
   const nlohmann::json& map = value_at(json, "weight_map");
   if (!map.is_object() || map.empty())
-    throw InputError(what + ": expected an object 'weight_map' of tensors and their files");
+    throw InputError(what + ": expected an object 'weight_map' that maps tensors to files");
   std::map<std::string, std::string> out;
   std::set<std::string> files;
   for (const auto& [tensor, file] : map.items()) {

@@ -52,7 +52,7 @@ bool HubKeys::flag(std::string_view key, bool default_value) {
 }
 
 std::string HubKeys::text(std::string_view key, const std::string& default_value) {
-  const json* const found = fetch(key, "a text", true, [](const json& value) { return value.is_string(); });
+  const json* const found = fetch(key, "a string", true, [](const json& value) { return value.is_string(); });
   return found ? found->get<std::string>() : default_value;
 }
 

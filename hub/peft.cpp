@@ -119,7 +119,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
                       : natural(value) && *natural(value) >= 1 && *natural(value) <= kMaxLoraRank;
     };
     if (!found->is_object() || !std::ranges::all_of(*found, fits))
-      keys.refuse(key, "an object of modules and numbers", *found);
+      keys.refuse(key, "an object that maps modules to numbers", *found);
     *into = found->get<std::map<std::string, double>>();
   }
   out.magnitudes = keys.flag("use_dora", false), out.adds_bias = keys.flag("lora_bias", false);
@@ -133,7 +133,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
       return list.is_array() && std::ranges::all_of(list, [](const Json& one) { return natural(one).has_value(); });
     };
     if (tokens->is_object() ? !std::ranges::all_of(*tokens, fits) : !fits(*tokens))
-      keys.refuse("trainable_token_indices", "a list of tokens, or an object of modules and such lists", *tokens);
+      keys.refuse("trainable_token_indices", "a list of tokens, or an object that maps modules to such lists", *tokens);
     if (tokens->is_object())
       out.tokens = tokens->get<decltype(out.tokens)>();
     else

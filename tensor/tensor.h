@@ -157,7 +157,8 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   }
 }
 
-// Qualified call: every build has kernels that move or fill elements.
+// The qualified call bypasses cuda::with_floating(), which may reject float64: every build has kernels that move or
+// fill float64 elements.
 template <class F>
 decltype(auto) with_dtype(DType dtype, F&& f) {
   switch (dtype) {

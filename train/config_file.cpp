@@ -36,7 +36,7 @@ void add_data(Settings& s, DataConfig& d) {
                        "special tokens to add to the tokenizer; if the embedding table of the `init` model is too "
                        "small, rows are added to it"})
       .a("TOKEN,TOKEN");
-  s.add(d.end, {"end", "special token that ends a text; overrides the tokenizer's end token"}).a("TOKEN");
+  s.add(d.end, {"end", "end-of-text token; overrides that of the tokenizer"}).a("TOKEN");
   s.add(d.shuffle,
         {"shuffle",
          "shuffle the windows of a text and read each once per epoch, as for shards and mixtures; by default, "

@@ -99,7 +99,7 @@ class StepGraph : NotCopied {
   virtual ~StepGraph() = default;
 
   // Updates parameters and the optimizer's step count only if loss and norm are finite and no rank found an index out
-  // of bounds, for which that rank throws and ends the run. `step`: as counted by dropout.
+  // of bounds, for which that rank throws and ends the run. `step` is the step number used by dropout's RNG.
   virtual Found run(int64_t step, double lr, StepRequest request) = 0;
   // Device address of the step number while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;

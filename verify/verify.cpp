@@ -15,8 +15,8 @@ namespace tessera {
 
 namespace {
 
-constexpr double kPeakSlack = 1.02;     // margin of the peak
-constexpr double kPeakBytes = 1 << 14;  // margin of small arrays, which matter in models of a few kilobytes
+constexpr double kPeakSlack = 1.02;     // relative margin for the peak
+constexpr double kPeakBytes = 1 << 14;  // margin for small arrays, which matter in models of a few kilobytes
 constexpr double kSameBubble = 1e-9;
 constexpr size_t kToFall = 40;  // steps after which the loss must have decreased
 

@@ -113,7 +113,7 @@ planner::ProgressCallback client_watch(MHD_Connection* connection, int port) {
     next = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
     pollfd client{.fd = fd, .events = POLLRDHUP, .revents = 0};
     if (poll(&client, 1, 0) > 0 && ((client.revents & (POLLHUP | POLLERR)) != 0 || !is_open(client_at, port)))
-      throw Error("the client closed the connection before the answer");
+      throw Error("the client closed the connection before the response");
   };
 }
 

@@ -408,7 +408,7 @@ int run(const GenerateOptions& o) {
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.args);
-  if (model.run.data.source.empty()) throw Error("--data: missing; expected a text, tokens or examples");
+  if (model.run.data.source.empty()) throw Error("--data: missing; expected text, tokens or examples");
   check_example_options(model.run.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)

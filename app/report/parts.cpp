@@ -255,7 +255,7 @@ Part bytes_part(const Record& r, const StepSpan& step) {
                                {"calls", true, 8, false},
                                {"bytes in step", true, 15, false},
                                {"MB", true, 9, false},
-                               {"ms of a rank", true, 15, false}},
+                               {"ms per rank", true, 15, false}},
                    .above = "\n"};
   std::map<std::pair<std::string, std::string>, SentInStep> in_step;
   int64_t max_bytes = 1;

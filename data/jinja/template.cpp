@@ -149,7 +149,7 @@ class Parser {
     if (++links_ > kMaxLinks) throw InputError("a tag is too complex");
   }
 
-  // Parses up to a tag that begins with one of `ends`, the next token afterwards. White space follows transformers'
+  // Parses up to a tag that begins with one of `ends`, which is then the next token. White space follows transformers'
   // environment: lstrip_blocks here, trim_blocks in closes().
   Step body(Ends ends) {
     const Level level(level_, kDeepestSyntax);

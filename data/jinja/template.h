@@ -49,7 +49,7 @@ class ModelTemplate {
   // first turns' rendering is not a prefix of the full rendering, a turn is located by its message's text. Throws
   // InputError if the template raises an error, or prints a turn to be located never, modified or more than once.
   std::vector<Segment> render(const Example& example, const std::string& what, bool responses = true) const;
-  // Asks the assistant for the next turn.
+  // The conversation, followed by the generation prompt of the next assistant turn.
   std::vector<Segment> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:

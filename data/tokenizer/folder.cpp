@@ -18,7 +18,7 @@
 // other file specifies: first the tokens of the decoder or of added_tokens.json by their ids there, then named tokens,
 // then extra tokens. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
 // LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json, a class builds one from
-// vocab.json and merges.txt and defines the default beginning and end of a text.
+// vocab.json and merges.txt and defines the default special tokens at the beginning and end.
 #include <algorithm>
 #include <charconv>
 #include <map>

@@ -98,7 +98,7 @@ class Model {
 
   void number_tokens(const std::vector<std::pair<std::string, Json>>& vocab, const Json& added) {
     if (!value_at(model_, "vocab").is_object() || vocab.empty())
-      fail("the model's 'vocab' must be an object of tokens and their ids");
+      fail("the model's 'vocab' must be an object that maps tokens to ids");
     if (!added.is_null() && !added.is_array()) fail("'added_tokens' must be a list");
     d_.vocab.reserve(vocab.size());
     for (const auto& [spelling, id] : vocab)
@@ -361,7 +361,7 @@ class Steps {
     bool behind = false;
     for (const Json& child : children(step, "single")) {
       if (const Json& text = value_at(child, "Sequence"); !text.is_null()) {
-        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one text A");
+        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one sequence A");
         behind = true;
         continue;
       }
@@ -371,7 +371,7 @@ class Steps {
               ? value_at(value_at(value_at(step, "special_tokens"), name.get_ref<const std::string&>()), "ids")
               : name;
       if (!ids.is_array())
-        bad_input("{}: the post_processor's {} is neither a text nor one of its special_tokens", what_, shown(child));
+        bad_input("{}: the post_processor's {} is neither a sequence nor in its special_tokens", what_, shown(child));
       for (const Json& id : ids) {
         const auto token = natural(id);
         if (!token || *token >= std::ssize(d_.tokens))
@@ -380,7 +380,7 @@ class Steps {
         (behind ? d_.behind : d_.before).push_back(static_cast<int32_t>(*token));
       }
     }
-    if (!behind) unknown("post_processor", step, "'single' with one text A");
+    if (!behind) unknown("post_processor", step, "'single' with one sequence A");
   }
 
   const std::string& what_;

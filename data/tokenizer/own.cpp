@@ -38,7 +38,7 @@ Description of_characters(const std::vector<char32_t>& characters) {
 
 std::vector<std::string> parse_vocab(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
-  if (!json.is_object()) throw InputError(what + ": expected one object of tokens and their ids");
+  if (!json.is_object()) throw InputError(what + ": expected an object that maps tokens to ids");
   std::vector<std::string> tokens(json.size());
   std::vector<bool> seen(json.size());
   for (const auto& [spelling, id] : json.items()) {
@@ -319,7 +319,7 @@ CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string&
     before += text.size();
   });
   std::ranges::sort(characters);
-  if (characters.empty()) bad_input("{} is empty; expected a text", what);
+  if (characters.empty()) bad_input("{} is empty; expected text", what);
   return CharTokenizer(std::move(characters));
 }
 

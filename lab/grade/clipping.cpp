@@ -136,7 +136,7 @@ void check_ones(Grading& grading, const Job& job) {
           {"this rank's shards are counted once per data rank: the runs do not cover the blocks of other ranks",
            mine.here * dp});
       guesses.push_back(
-          {"the stride of a run is the block length of its unit, but must be the block length of all units",
+          {"the stride of a run is the number of blocks of its unit; expected `total`, the sum over all units",
            with_short_stride(ranks)});
     }
     if (tp > 1) {

@@ -73,7 +73,7 @@ def report(*runs: Any, **options: Any) -> Any:
 
 
 def evaluate(model: Any, /, **options: Any) -> results.Record:
-    """Evaluates the loss of a model (a run, a checkpoint or a directory) on a text."""
+    """Evaluates the loss of a model (a run, a checkpoint or a directory) on text or examples."""
     return results.Record(json.loads(_run("evaluate", (model,), options | {"format": "json"}).out))
 
 

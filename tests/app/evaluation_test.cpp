@@ -107,7 +107,7 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
-  fails("evaluate base", 2, "--data: missing; expected a text, tokens or examples");
+  fails("evaluate base", 2, "--data: missing; expected text, tokens or examples");
   fails("evaluate base --data nowhere.txt", 4, "nowhere.txt");
   fails("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
   fails("evaluate base --data empty.txt", 4, "empty.txt");

@@ -86,9 +86,9 @@ TEST_F(TrainOptionsTest, HoldsOutValidationFileOrFraction) {
   write("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
   train("--tokenizer bytes --data rows.jsonl --val-data rows.jsonl --steps 1 --out rows");
   fails("train --val-data other.txt --val-share 0.2", 2, "--val-data: cannot be combined with --val-share");
-  fails("train --data text.txt --val-data rows.jsonl", 2, "--val-data: expected a text");
+  fails("train --data text.txt --val-data rows.jsonl", 2, "--val-data: expected text");
   must("data text.txt --tokenizer bytes --out made");
-  fails("train --data made --val-share 0.2", 2, "--val-share: expected a text or a file of examples");
+  fails("train --data made --val-share 0.2", 2, "--val-share: expected text or examples");
 }
 
 // Initial models.

@@ -379,7 +379,7 @@ TEST_F(SignalsTest, NextProcessRemovesTemporaryFilesOfKilledProcess) {
 // Flight records of failed runs and their reports; a straggler is named.
 
 const char* const kFile =
-    R"({"rank": 1, "ranks": 3, "cause": "dp axis, barrier: rank 2 did not come", "operations": [)"
+    R"({"rank": 1, "ranks": 3, "cause": "dp axis, barrier: rank 2 did not arrive", "operations": [)"
     R"({"axis": "dp", "number": 1, "operation": "all_reduce", "bytes": 40, "begun": 1.0, "ended": 1.5}, )"
     R"({"axis": "dp", "number": 2, "operation": "barrier", "bytes": 0, "begun": 2.0, "ended": null}]})"
     "\n"
@@ -392,7 +392,7 @@ TEST(FlightReport, ShowsMissingAndDifferingRanks) {
   const report::Flights all = report::parse_flights(kFile, "flight.json");
   ASSERT_TRUE(all.ranks == 3 && all.written.size() == 2 && all.written[0].rank == 0);
   const std::string text = report::record_flights(all, false), html = report::record_flights(all, true);
-  expect_has(text, {"rank 1    dp axis, barrier: rank 2 did not come", "rank 2    no record"});
+  expect_has(text, {"rank 1    dp axis, barrier: rank 2 did not arrive", "rank 2    no record"});
   const size_t second = text.find("\n  2 ");
   ASSERT_NE(second, std::string::npos) << text;
   expect_has(text.substr(second), {"DIFFERS", "barrier of 0 bytes, since 2.000 s"});

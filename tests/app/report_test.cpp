@@ -225,7 +225,7 @@ TEST(Figures, PlannedMemoryAndTrafficMatchClosedForms) {
   expect_has(memory, {"zero 0: each of 4 ranks", "zero 3: each of 4 ranks", "parameters: 433,152 bytes"});
   expect_has(bytes, {"<title>2,598,912 bytes in 4 calls</title>",  // 2 (n - 1) S
                      "<title>649,728 bytes of the busiest rank</title>"});
-  for (const char* none : {"along world", "not known"}) EXPECT_EQ(count(bytes, none), 0U) << none;
+  for (const char* none : {"along world", "busiest rank: unknown"}) EXPECT_EQ(count(bytes, none), 0U) << none;
   EXPECT_EQ(count(render_svg("bytes", {{"ranks", "3"}, {"batch", "6"}, {"all-reduce", "ring"}, {"bucket-mb", "0.01"}}),
                   "busiest rank: unknown"),
             1U);

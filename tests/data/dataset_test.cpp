@@ -217,7 +217,7 @@ TEST(MixtureWeights, RejectsInvalidWeights) {
   refuse("a=1", {"`data`", "1 weighted dataset", "2 to 256"});
   refuse("a=1,b", {"'b' has no weight", "NAME=WEIGHT"});
   refuse("a=1,", {"'' has no weight"});
-  refuse("a=1,=2", {"without a name"});
+  refuse("a=1,=2", {"a dataset has no name"});
   for (const char* bad : {"0", "-1", "nan", "inf", "1e999", "x", "", "0x1", "1 "})
     refuse("a=1,b=" + std::string(bad), {"weight of 'b'", "positive number"});
   refuse("a=1,b=2,a=3", {"'a' is a duplicate"});
@@ -228,7 +228,7 @@ TEST(MixtureWeights, RejectsInvalidWeights) {
   const auto refuse_file = [](const std::string& text, Status status, std::initializer_list<std::string> parts) {
     expect_error(status, parts, [&] { parse_weights_file(text, status == Status::usage ? "m.toml" : "m.json"); });
   };
-  refuse_file("[]", Status::input, {"m.json", "an object of names and weights"});
+  refuse_file("[]", Status::input, {"m.json", "an object that maps names to weights"});
   refuse_file(R"({"a": 1, "a": 2})", Status::input, {"m.json", "duplicate key"});
   refuse_file(R"({"a": 1, "b": "2"})", Status::input, {"m.json", "weight of 'b'"});
   refuse_file("a = 1\nb\n", Status::usage, {"m.toml:2"});

@@ -110,7 +110,7 @@ TEST_F(LoadedExamples, NotesListSpecialTokensInText) {
     }
     EXPECT_EQ(dataset_of_documents(write(row + row), choice).notes.at(0), four + how);
   }
-  expect_error(Status::usage, {"`special`: expected a text or examples, got tokens"}, [&] {
+  expect_error(Status::usage, {"`special`: expected text or examples, got tokens"}, [&] {
     dataset_for(
         make_dataset(load_text_file(file("t.txt", "one text and two")), kBytes, path("made")).directory.string(),
         {.name = "bytes", .special = true});

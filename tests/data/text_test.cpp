@@ -45,13 +45,13 @@ TEST_F(TextTest, RejectsNonTextFiles) {
       {"foreign", megatron, "Megatron-LM"},
       {"foreign", "PAR1...", "Parquet"},
       {"foreign", "BZh91AY&SY...", "bzip2"},
-      {"foreign", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "pointer of git-lfs"}};
+      {"foreign", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS pointer"}};
   for (const auto& [name, bytes, is] : files) {
     file(name, bytes);
     refuse(name, {name, is});
   }
-  expect_error(Status::input, {"foreign", "pointer of git-lfs"}, [&] { MappedFile mapped(path("foreign")); });
-  expect_error(Status::input, {"foreign", "pointer of git-lfs"}, [&] { read_file(path("foreign")); });
+  expect_error(Status::input, {"foreign", "Git LFS pointer"}, [&] { MappedFile mapped(path("foreign")); });
+  expect_error(Status::input, {"foreign", "Git LFS pointer"}, [&] { read_file(path("foreign")); });
   std::filesystem::create_directory(path("folder"));
   refuse("folder", {"folder is a directory"});
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);

@@ -48,7 +48,7 @@ def refusal(words, **paths):
 class RunReports(unittest.TestCase):
     def test_run_with_requested_kernels_is_accepted(self):
         self.assertEqual(refusal(["--attention", "cudnn", "--cuda-graph", "on"]), "")
-        self.assertEqual(refusal([], graph__replays=0, graph__why_not="ranks meet on the host"), "")
+        self.assertEqual(refusal([], graph__replays=0, graph__why_not="ranks synchronize on the host"), "")
         own = dict(attention__forward=counts(tiles=12), attention__backward=counts(tiles=12))
         off = dict(graph__replays=0, graph__queued=35, graph__why_not="--cuda-graph off")
         self.assertEqual(refusal(["--attention", "own", "--cuda-graph", "off"], **own, **off), "")

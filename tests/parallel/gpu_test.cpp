@@ -340,7 +340,7 @@ TEST_F(NcclGpu, MismatchedCallsAbortAllRanks) {
       ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
     EXPECT_TRUE(has(message, " calls ")) << what;
-    EXPECT_TRUE(has(message, "every rank must communicate in the same order")) << what;
+    EXPECT_TRUE(has(message, "all ranks must make the same calls in the same order")) << what;
   }
 }
 

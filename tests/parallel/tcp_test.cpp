@@ -296,9 +296,8 @@ TEST(Rendezvous, ReportsMissingRanksToAllPeers) {
       run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
   for (const std::string& text : errors)
     EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not connect to " + address + " within 0.4 s");
-  EXPECT_EQ(
-      run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
-      "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 at this address");
+  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
+            "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0's address");
 }
 
 TEST(Rendezvous, ReportsMismatchesToAllPeers) {

@@ -349,8 +349,8 @@ class Joiner {
       first = connected(*addresses, Deadline(std::min(kLookupInterval, m_.timeout_s)), why);
     } while (!first && !deadline_.is_over());
     if (!first)
-      throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0 at this address",
-                                  m_.address, seconds_text(m_.timeout_s), why));
+      throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0's address", m_.address,
+                                  seconds_text(m_.timeout_s), why));
     Endpoint own = own_end(first.get());
     own.set_port(0);
     listener = listening_on(own.get(), own.size, own.address.ss_family);

@@ -67,8 +67,8 @@ BlasAlgorithm read_algorithm(const std::string& text) {
   return a;
 }
 
-// With GELU's gradient the first proposals are old kernels, slower than for a plain GEMM; better ones, if any, come
-// later.
+// With the GELU gradient as epilogue, cuBLASLt first proposes old kernels, which are slower than those for a plain
+// GEMM; faster ones, if any, follow.
 int count_proposals(const GemmProblem& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
 // In bytes, of all operands: the widest load of any algorithm.
 constexpr uint32_t kAlignment = 16;
