@@ -173,7 +173,7 @@ TEST(MixtureOrder, RandomAccessMatchesSequentialAccess) {
   EXPECT_EQ(far.nth - near.nth, near.dataset == 0 ? 2'100'000'000'000 : 899'997'000'000);
   for (const std::vector<int64_t>& bad :
        {std::vector<int64_t>{}, {1, 0}, {1, -1}, {1'000'000, 1}, std::vector<int64_t>(257, 1)})
-    expect_error(Status::usage, {"[mixture]", "shares"}, [&] { MixtureOrder{bad}; });
+    expect_error(Status::usage, {"[mixture]", "weights"}, [&] { MixtureOrder{bad}; });
 }
 
 TEST(MixtureOrder, ConvertsWeightsToIntegerRatios) {

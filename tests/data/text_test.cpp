@@ -200,7 +200,8 @@ TEST_F(TokenFileTest, LoaderReachesLastTokenAndRejectsLongContexts) {
   std::vector<int32_t> in(8), out(8);
   Loader(f, 8, 1, 1).load(5, 0, 1, in.data(), out.data());
   EXPECT_EQ(out.back(), 8);
-  expect_error(Status::usage, {"`context`: 9", "9 tokens", "nearest valid value: 8"}, [&] { Loader(f, 9, 1, 1); });
+  expect_error(Status::usage, {"`context`: a context of 9 tokens is too long", "9 tokens", "nearest valid value: 8"},
+               [&] { Loader(f, 9, 1, 1); });
   expect_error(Status::usage, {"context 0"}, [&] { Loader(f, 0, 1, 1); });
   expect_error(Status::usage, {"batch 0"}, [&] { Loader(f, 4, 0, 1); });
   expect_error(Status::usage, {"batch of 2"}, [&] { Loader(f, 4, 2, 1).load(0, 1, 2, in.data(), out.data()); });

@@ -50,7 +50,7 @@ TEST(TokenizerJson, RejectsInvalidFiles) {
   refuse(start + R"("bytes","more":1})", "4 keys");
   refuse(start + R"("char"})", "'characters'");
   refuse(start + R"("char","characters":[]})", "empty");
-  refuse(start + R"("char","characters":[98,97]})", "must ascend; 97 follows 98");
+  refuse(start + R"("char","characters":[98,97]})", "must be in ascending order; 97 follows 98");
   refuse(start + R"("char","characters":[55296]})", "55296");
   refuse(start + R"("char","characters":[-1]})", "-1");
   refuse(start + R"("char","characters":["a"]})", "code point");

@@ -114,7 +114,7 @@ std::vector<WrongCall> wrong_calls() {
   add("layer: Linear", "parameter 'weight'", [](auto&, Draw& d) { Linear(d.of<int64_t>({0, negative(d)}), 4, {}); });
   add("layer: Attention heads", "heads", [](auto&, Draw& d) { Attention(8, {.heads = d.of<int64_t>({0, -1, 3})}); });
   add("layer: Mlp", "parameter 'weight'", [](auto&, Draw& d) { Mlp(4, d.of<int64_t>({0, negative(d)}), {}); });
-  add("layer: before materialize", "memory", [](auto&, Draw&) { Linear(2, 2, {})(var({1, 2})); });
+  add("layer: before materialize", "materialize the model", [](auto&, Draw&) { Linear(2, 2, {})(var({1, 2})); });
   add("layer: undefined x", kUndefined, [](auto&, Draw&) {
     Linear layer(2, 2, {});
     layer.make_unit(), layer.materialize(1, arena(), DType::float32, DType::float32);

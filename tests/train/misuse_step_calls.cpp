@@ -273,7 +273,8 @@ std::vector<WrongCall> wrong_step_calls() {
   });
   // Sampling.
   add("sample: count", "count", [](auto&, Draw& d) { sample(*ready_model(), {1}, negative(d), {}, kIgnore); });
-  add("sample: before materialize", "memory", [](auto&, Draw&) { sample(*make_model(small()), {1}, 2, {}, kIgnore); });
+  add("sample: before materialize", "materialize the model",
+      [](auto&, Draw&) { sample(*make_model(small()), {1}, 2, {}, kIgnore); });
   add("sample: token of the prompt", "embedding",
       [](auto&, Draw& d) { sample(*ready_model(), {int32_t(d.between(16, 99))}, 2, {}, kIgnore); });
   add("sample: no logits", "logits", [](auto&, Draw&) { draw_token(floats({0}), {}, 0); });

@@ -116,7 +116,8 @@ TEST(QuantizeLayers, RejectsMismatchedArguments) {
   };
   expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
-  expect_refused(&longer, {.group = 16}, "rows have 32 tokens; expected at most the model's context length, 16");
+  expect_refused(&longer, {.group = 16},
+                 "calibration windows have 32 tokens; expected at most the model's context length, 16");
   expect_refused(nullptr, {.group = 16}, "calibration data is missing");
 }
 
