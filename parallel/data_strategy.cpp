@@ -98,36 +98,36 @@ DataStrategy::FlatBuffer DataStrategy::make_flat_buffer(Category of_values, Cate
 
 namespace {
 
-void expect(bool right, const char* field, const std::string& expected, const std::string& found) {
+void expect_option(bool right, const char* field, const std::string& expected, const std::string& found) {
   if (!right) throw FieldError(field, "expected " + expected + ", got " + found);
 }
 
-void at_least(int64_t minimum, const char* field, int64_t found) {
-  expect(found >= minimum, field, "at least " + std::to_string(minimum), std::to_string(found));
+void expect_at_least(int64_t minimum, const char* field, int64_t found) {
+  expect_option(found >= minimum, field, "at least " + std::to_string(minimum), std::to_string(found));
 }
 
-void check(const Communicator&, const DdpOptions& o) { at_least(0, "bucket_bytes", o.bucket_bytes); }
+void check_options(const Communicator&, const DdpOptions& o) { expect_at_least(0, "bucket_bytes", o.bucket_bytes); }
 
-void check(const Communicator& axis, const ZeroOptions& o) {
+void check_options(const Communicator& axis, const ZeroOptions& o) {
   if (o.shard_ranks == 0) return;
   require_object(&axis, "[data parallel] axis");
-  expect(o.shard_ranks > 0 && axis.size() % o.shard_ranks == 0, "shard_ranks",
-         "a divisor of the axis size, " + std::to_string(axis.size()), std::to_string(o.shard_ranks));
+  expect_option(o.shard_ranks > 0 && axis.size() % o.shard_ranks == 0, "shard_ranks",
+                "a divisor of the axis size, " + std::to_string(axis.size()), std::to_string(o.shard_ranks));
 }
 
-void check(const Communicator&, const DilocoOptions& o) {
-  at_least(1, "sync.every", o.sync.every);
-  at_least(1, "sync.fragments", o.sync.fragments);
-  expect(o.sync.fragments <= o.sync.every, "sync.fragments", "at most sync.every, " + std::to_string(o.sync.every),
-         std::to_string(o.sync.fragments));
+void check_options(const Communicator&, const DilocoOptions& o) {
+  expect_at_least(1, "sync.every", o.sync.every);
+  expect_at_least(1, "sync.fragments", o.sync.fragments);
+  expect_option(o.sync.fragments <= o.sync.every, "sync.fragments",
+                "at most sync.every, " + std::to_string(o.sync.every), std::to_string(o.sync.fragments));
   for (const int64_t fragment : o.fragments)
-    expect(fragment >= 0 && fragment < o.sync.fragments, "fragments",
-           "values below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
-  expect(std::isfinite(o.outer_lr), "outer_lr", "a finite number", std::to_string(o.outer_lr));
-  expect(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
+    expect_option(fragment >= 0 && fragment < o.sync.fragments, "fragments",
+                  "values below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
+  expect_option(std::isfinite(o.outer_lr), "outer_lr", "a finite number", std::to_string(o.outer_lr));
+  expect_option(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
 }
 
-void check(const Communicator&, const auto&) {}
+void check_options(const Communicator&, const auto&) {}
 
 std::unique_ptr<DataStrategy> make_strategy(Module&, Communicator&, const ArenaPtr&, const DataOptions&,
                                             const AsyncServerOptions&) {
@@ -138,11 +138,11 @@ std::unique_ptr<DataStrategy> make_strategy(Module&, Communicator&, const ArenaP
 
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options) {
-  at_least(1, "microbatches", options.microbatches);
+  expect_at_least(1, "microbatches", options.microbatches);
   for (const auto& [field, dtype] : {std::pair("dtype", options.dtype), std::pair("grad_dtype", options.grad_dtype)})
-    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field,
-           "a floating-point dtype", std::string(to_string(dtype)));
-  std::visit([&](const auto& strategy) { check(axis, strategy); }, options.strategy);
+    expect_option(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field,
+                  "a floating-point dtype", std::string(to_string(dtype)));
+  std::visit([&](const auto& strategy) { check_options(axis, strategy); }, options.strategy);
   require_object(&model, "[data parallel] model");
   if (model.parameters().empty()) throw Error("[data parallel] model: it has no parameters");
   return std::visit([&](const auto& strategy) { return make_strategy(model, axis, arena, options, strategy); },
