@@ -25,11 +25,9 @@ Job checked_job(const TrainOptions& o) {
     throw Error("--dp-mode: expected synchronous data ranks, got ps-async, whose steps are only known from a run");
   Job job = resolve(o);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(o.preset);
-  in_options([&] {
-    check_sizes(job);
-    check(job.plan);
-    check_layout(job.plan, job.model, job.optim.batch);
-  });
+  check_sizes(job);
+  check(job.plan);
+  check_layout(job.plan, job.model, job.optim.batch);
   if (job.plan.ranks() > kMaxPlanned)
     bad_usage("--ranks: expected at most {} in a figure, got {}", kMaxPlanned, job.plan.ranks());
   return job;
