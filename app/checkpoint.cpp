@@ -24,7 +24,7 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   fs::path folder = fs::absolute(out).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();
   const auto refuse = [&] {
-    throw OutputError(fmt::format("--out: {} exists already; expected a new name", folder.string()));
+    throw OutputError(fmt::format("--out: {} already exists; expected a new directory", folder.string()));
   };
   if (is_there(folder)) refuse();
   make_directories(folder.parent_path());
@@ -35,7 +35,7 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   std::error_code error;
   fs::rename(made, folder, error);
   if (error && is_there(folder)) refuse();
-  if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
+  if (error) throw OutputError(fmt::format("cannot create {}: {}", folder.string(), error.message()));
 }
 
 bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
@@ -56,8 +56,9 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
   if (config["model_type"] == "qwen2" && !is_qwen2_tokenizer(tokenizer))
     say_notes(
-        {"AutoTokenizer of transformers 5 replaces the rules of every qwen2 folder by those of Qwen2's own tokenizer; "
-         "load this folder's tokenizer with PreTrainedTokenizerFast.from_pretrained()"});
+        {"AutoTokenizer in transformers 5 replaces the rules of every qwen2 folder with those of Qwen2's own "
+         "tokenizer; "
+         "load the tokenizer of this folder with PreTrainedTokenizerFast.from_pretrained()"});
   for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     config[key] = settings.value(key, nlohmann::json());
   write_file(model, config.dump(2) + "\n");
@@ -104,8 +105,8 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(
-        "--dp: each data rank of --dp-mode diloco has a separate state; expected {}, the number of ranks of the run, "
-        "got {}",
+        "--dp: each data rank of --dp-mode diloco has a separate state; expected {}, the number of data ranks of the "
+        "run, got {}",
         before.dp, after.dp);
 }
 
@@ -124,7 +125,7 @@ void reshard(const CheckpointOptions& o) {
   run.run.out = o.out;
   run.run.resume = false;
   if (const Plan p = resolve(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
-    bad_usage("--dp: expected a divisor: {} data ranks x {} micro-batches do not divide {}'s batch of {}", p.dp,
+    bad_usage("--dp: {} data ranks x {} micro-batches do not divide the batch of {}, {} sequences", p.dp,
               p.microbatches, o.from, run.optim.batch);
   Job job = checked(run);
   check_replicas_stay(before, job.plan);
@@ -169,7 +170,8 @@ void check_sizes(const ModelConfig& config) {
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Slice& slice : t.slices)
       if (names.contains(t.name) && (slice.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
-        bad_usage("{} is ({}, {}); GPTQ files require multiples of {}", slice.name, slice.rows, t.shape[1], kMultiple);
+        bad_usage("{} has shape ({}, {}); GPTQ files require multiples of {}", slice.name, slice.rows, t.shape[1],
+                  kMultiple);
 }
 
 void say(const QuantizedWeight& weight, bool is_measured) {
@@ -181,11 +183,11 @@ void say(const QuantizedWeight& weight, bool is_measured) {
 void quantize(const CheckpointOptions& o) {
   const bool by_gptq = o.method == "gptq";
   if (by_gptq && o.calibrate.empty())
-    throw Error("--calibrate: expected a text similar to the model's inputs; got none");
+    throw Error("--calibrate: required by --method gptq; expected data similar to the model's inputs");
   for (const auto& [name, value] : o.layout)
     if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map" || name == "roles") &&
         !names_examples(o.calibrate))
-      bad_usage("--{}: goes with --calibrate FILE.jsonl, got {}", name,
+      bad_usage("--{}: requires --calibrate FILE.jsonl, got {}", name,
                 o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
   Args args = o.layout;
   args.emplace_back("dtype", "fp32");
@@ -214,7 +216,7 @@ void quantize(const CheckpointOptions& o) {
     write_hub_folder(made, from.config, weights);
     write_tokenizer(made, *model.tokenizer);
   });
-  print(fmt::format("{} quantized to {}: layers in 4 bits in {}, by {}\n", one_line(o.from), one_line(o.out),
+  print(fmt::format("{} quantized to {}: 4-bit layers in {}, by {}\n", one_line(o.from), one_line(o.out),
                     group_rows(o.group), by_gptq ? "GPTQ" : "rounding to nearest"));
 }
 
@@ -245,7 +247,7 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
 
 void import_model(const CheckpointOptions& o) {
   if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
-    bad_input("{}: no config.json; expected a model folder{}", o.from, foreign_in(o.from));
+    bad_input("{}: config.json is missing; expected a Hugging Face folder{}", o.from, foreign_in(o.from));
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer =
@@ -313,7 +315,7 @@ void export_model(const CheckpointOptions& o) {
   if (!o.merge && !from.merged.empty())
     bad_input("{}: adapters of this kind can only be exported with --merge", from.merged);
   if (o.merge && from.config.lora.rank == 0 && from.merged.empty())
-    bad_usage("--merge: expected a model with adapters, got none in {}", one_line(o.from));
+    bad_usage("--merge: requires adapters, but {} has none", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);
   const bool names_base = is_peft_folder(o.from) || (from.config.lora.rank > 0 && !o.merge);
@@ -325,11 +327,11 @@ void export_model(const CheckpointOptions& o) {
   const std::string_view jinja = jinja_source(from.chat_template);  // takes precedence over the tokenizer's template
   const Asked answer = trained ? answer_markers(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
-    say_notes({"the tokenizer's chat template differs from that of the training; it is exported unchanged"});
+    say_notes({"the tokenizer's chat template differs from the one used in training; it is exported unchanged"});
   for (const std::string& stop : answer.stops)
-    say_notes(
-        {fmt::format("a turn ends with the text {}, which is not one token: set it as a stop string in other programs",
-                     one_line(stop))});
+    say_notes({fmt::format(
+        "a turn ends with the text {}, which is not a single token: set it as a stop string in other programs",
+        one_line(stop))});
   make_model_folder(o.out, [&](const fs::path& made) {
     write_folder(made, o, from, dtype, base);
     write_tokenizer(made, *tokenizer, answer.ends);
@@ -359,8 +361,8 @@ void inspect(const CheckpointOptions& o) {
       "vocabulary {}{}\n{} parameters in {}{}\n\n",
       one_line(from.path.string()), value_name(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
       c.channels, c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context,
-      c.vocab, c.tied ? ", head tied" : "", format_si(static_cast<double>(parameters)), to_string(from.dtype),
-      from.gptq ? fmt::format(", layers in 4 bits in {} (GPTQ)", group_rows(from.gptq->group)) : "");
+      c.vocab, c.tied ? ", tied embeddings" : "", format_si(static_cast<double>(parameters)), to_string(from.dtype),
+      from.gptq ? fmt::format(", 4-bit layers in {} (GPTQ)", group_rows(from.gptq->group)) : "");
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
     for (const HubTensor::Slice& slice : t.slices) theirs.push_back(slice.name);

@@ -13,7 +13,8 @@ namespace tessera {
 namespace {
 
 constexpr const char* kAbout =
-    "Tessera trains small language models under any parallel layout and proves that the layout changes no result.";
+    "Tessera trains small language models under any parallel layout and proves that the layout does not change the "
+    "results.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
 constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no rank
@@ -185,10 +186,10 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(data_));
   c = command(app_, "bench", "Benchmark operations, collectives, strategies and schedules");
   add(c, field_descriptors(bench_));
-  c = command(app_, "plan", "Choose a layout for a model and a machine without running it");
+  c = command(app_, "plan", "Choose a parallel layout for a model and a machine, without running it");
   add_run(c, plan_run_, plan_args_, is_of_plan, Defaults::but_searched);
   add(c, field_descriptors(plan_));
-  c = command(app_, "report", "Report a run or compare two: timeline, memory, bytes, loss");
+  c = command(app_, "report", "Report on a run or compare two: timeline, memory, traffic, loss");
   add(c, field_descriptors(report_));
   add_run(c, run_, report_.args, is_plan_property);
   CLI::App* owner = command(app_, "checkpoint", "Import, export and convert models in Hugging Face format");
@@ -200,13 +201,13 @@ CommandLine::CommandLine() {
   using Way = CheckpointOptions::Way;
   checkpoint_action("import", "Convert a Hugging Face folder to a run for train --init, generate and export",
                     Way::import);
-  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers loads", Way::write);
+  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers can load", Way::write);
   checkpoint_action("reshard", "Rewrite a run with one file per rank of a layout, or with full tensors", Way::reshard);
   add_run(c, checkpoint_.layout, kReshardOptions);
   checkpoint_action("quantize", "Quantize the weights of attention and feed-forward layers to 4 bits", Way::quantize);
   add_run(c, checkpoint_.layout, kQuantizeOptions);
-  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
-  c = command(app_, "explore", "Explore the planner interactively: a page with sliders, in a local browser");
+  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a Hugging Face folder", Way::inspect);
+  c = command(app_, "explore", "Explore the planner interactively, in a browser on this machine");
   add(c, field_descriptors(explore_));
   owner = command(app_, "lab", "Puzzles and exercises on parallel training, solved in files or C++ functions");
   const auto lab_action = [&](const char* name, const char* about, LabOptions::Way way) {
@@ -214,10 +215,10 @@ CommandLine::CommandLine() {
     c->callback([this, way] { lab_.way = way; });
     add(c, field_descriptors(lab_, way));
   };
-  lab_action("list", "List puzzles and exercises; the default action", LabOptions::Way::list);
-  lab_action("start", "Create the folder of a puzzle or exercise, with its page and the file to write",
+  lab_action("list", "List puzzles and exercises (the default)", LabOptions::Way::list);
+  lab_action("start", "Create the directory of a puzzle or exercise, with its page and the file to write",
              LabOptions::Way::start);
-  lab_action("check", "Grade a puzzle file, or build and grade a function", LabOptions::Way::check);
+  lab_action("check", "Grade the file of a puzzle, or build and grade a C++ function", LabOptions::Way::check);
   lab_action("grade", "Grade the function that is built into this program", LabOptions::Way::grade);
   lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
@@ -305,10 +306,10 @@ Options CommandLine::with_checked_args(Options o) {
 
 Command CommandLine::verify() {
   verify_.run = verify_run_;
-  if (verify_.hide && !verify_.defect) refuse("--hide: expected --defect random or a name, got none");
+  if (verify_.hide && !verify_.defect) refuse("--hide: requires --defect (random or the name of a fault)");
   const bool has_plan_options = std::ranges::any_of(args_, [](const auto& w) { return w.first != "format"; });
   if (verify_.placements && (verify_.defect || has_plan_options))
-    refuse("--placements: the file specifies ranks and sizes; expected no plan options");
+    refuse("--placements: cannot be combined with plan options, because the file specifies ranks and sizes");
   set_all(verify_.run, args_);
   static_cast<TrainConfig&>(verify_.run) = checked(verify_.run);
   return verify_;
@@ -323,7 +324,7 @@ void fix_base(RunConfig& r) {
   const auto canonical = [](const std::string& path) { return std::filesystem::weakly_canonical(path).string(); };
   for (const auto& [name, now, before] : {std::tuple("init", &r.init, &saved.init), {"base", &r.base, &saved.base}}) {
     if (r.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
-      bad_usage("--{}: the run in {} started with {}; expected the same, got {}", name, *r.out,
+      bad_usage("--{}: the run in {} was started with {}; expected the same value, got {}", name, *r.out,
                 before->value_or("none"), now->value_or("none"));
     if (r.resume)
       *now = *before;
@@ -352,9 +353,10 @@ TrainOptions CommandLine::train() {
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
   if (o.run.init && !resume) take_model(o, of_option("init", *o.run.init, [&] { return first_config(o); }));
-  if (o.run.base && !o.run.init) throw Error("--base: goes with --init ADAPTERS, got none");
+  if (o.run.base && !o.run.init) throw Error("--base: requires --init ADAPTERS");
   if (!resume || !out.empty()) fix_base(o.run);
-  if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  if (o.optim.dtype == DType::float64)
+    throw Error("--dtype: fp64 is supported only by tessera verify; expected fp32 or bf16");
   static_cast<TrainConfig&>(o) = checked(o);
   return o;
 }
@@ -382,7 +384,7 @@ Command CommandLine::plan() {
   errors_.raise();
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
-    bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; got '{}'",
+    bad_usage("--dtype: expected bf16, the only dtype for which hardware descriptions specify rates; got '{}'",
               value_name(dtype));
   return plan_;
 }
@@ -411,7 +413,7 @@ Command CommandLine::parsed_command() {
   if (name == "evaluate") return with_checked_args(evaluate_);
   if (name == "plan") return plan();
   errors_.raise();
-  if (!chosen()) bad_usage("no command given; expected {} (tessera --help says more)", kCommands);
+  if (!chosen()) bad_usage("no command given; expected {} (see tessera --help)", kCommands);
   if (name == "describe") return Print{to_json_text()};
   if (name == "report") return report_;
   if (name == "explore") return explore_;
@@ -420,7 +422,7 @@ Command CommandLine::parsed_command() {
   const std::vector<CLI::App*> way = chosen()->get_subcommands();
   if (way.empty()) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
   if (checkpoint_.way != CheckpointOptions::Way::inspect && checkpoint_.out.empty())
-    throw Error("--out: expected a name for the result of checkpoint " + way.front()->get_name());
+    throw Error("--out: missing; expected a new directory for the result of checkpoint " + way.front()->get_name());
   return checkpoint_;
 }
 

@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-constexpr const char* kFrom = "run directory, checkpoint in one, Hugging Face or PEFT folder, or llm.c model";
+constexpr const char* kFrom = "run directory, checkpoint, Hugging Face or PEFT folder, or llm.c model";
 constexpr const char* kFormat = "format of standard output";
 
 }  // namespace
@@ -17,7 +17,7 @@ constexpr const char* kFormat = "format of standard output";
 Settings field_descriptors(TrainOptions& o) {
   Settings s = field_descriptors(static_cast<TrainConfig&>(o));
   s.group("Place")
-      .add(o.rank, {"rank", "with `rendezvous`: rank of this process, from 0 to `ranks` - 1", {0, 1023}})
+      .add(o.rank, {"rank", "rank of this process with `rendezvous`, from 0 to `ranks` - 1", {0, 1023}})
       .of_call();
   s.group("Files");
   s.add(o.config, {"config", "configuration file with KEY = VALUE lines; command-line options override it"}).of_call();
@@ -25,19 +25,21 @@ Settings field_descriptors(TrainOptions& o) {
   s.add(o.restarts,
         {"restarts", "maximum number of automatic restarts of a failed run, each from its newest checkpoint", {0, 1e6}})
       .of_call();
-  s.add(o.launch, {"launch",
-                   "launcher command before each start, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\"; default: "
-                   "none, ranks are threads"})
+  s.add(o.launch,
+        {"launch",
+         "launcher command that starts the ranks, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\" [none: "
+         "ranks are threads]"})
       .of_call();
   s.add(o.hostfile, {"hostfile",
                      "host file in mpirun's format, read before each start; with fewer slots than ranks, the run "
-                     "continues with fewer data ranks and more micro-batches on each"})
+                     "continues with fewer data ranks and more micro-batches per rank"})
       .of_call();
   s.group("Output");
   s.add(o.format, {"format", kFormat}).of("text|json").of_call();
-  s.add(o.quiet, {"quiet", "print no progress and no final text sample"}).of_call();
+  s.add(o.quiet, {"quiet", "print neither progress nor the final text sample"}).of_call();
   s.add(o.trace, {"trace", "write a timeline to the run directory for `tessera report`"}).of_call();
-  s.add(o.trace_steps, {"trace_steps", "with `trace`: number of final steps to record", {1, 1e6}}).of_call();
+  s.add(o.trace_steps, {"trace_steps", "number of steps at the end of the run that `trace` records", {1, 1e6}})
+      .of_call();
   s.move("rank", "rendezvous");
   s.move("config", "resume");
   s.move("dump", "trace_steps");
@@ -46,15 +48,16 @@ Settings field_descriptors(TrainOptions& o) {
 
 Settings field_descriptors(VerifyOptions& o) {
   Settings s;
-  s.group("Defect");
-  s.add(o.defect, {"defect",
-                   "inject a known fault into the plan and diagnose the failed checks: its name, random (chosen by "
-                   "`seed`), or list"})
+  s.group("Fault injection");
+  s.add(o.defect,
+        {"defect",
+         "inject a fault into the plan and diagnose the failed checks: the name of a fault, random (selected by "
+         "`seed`), or list, which lists all faults"})
       .a("the name of a fault, random or list");
-  s.add(o.hide, {"hide", "hide the name of the fault until the end"});
+  s.add(o.hide, {"hide", "hide the name of the injected fault until the end"});
   s.group("Placements");
   s.add(o.placements,
-        {"placements", "verify a block under the placements, ranks and sizes in this file instead of a plan"})
+        {"placements", "verify a block with the placements, number of ranks and sizes in this file instead of a plan"})
       .a("a file");
   return s;
 }
@@ -65,23 +68,27 @@ Settings field_descriptors(GenerateOptions& o) {
   s.add(o.prompts, {"prompt", "text to continue; may be repeated [a new line]"}).many();
   s.add(o.prompts_file, {"prompts", "file with one prompt per line"}).a("a file");
   s.add(o.chat,
-        {"chat", "treat each line of standard input as the next turn of one conversation, from a terminal or a pipe"});
+        {"chat", "treat each line of standard input (a terminal or a pipe) as the next turn of one conversation"});
   s.add(o.chat_template,
-        {"template", "template of a prompt; auto: the model's own, also the default with `chat` or `system`"});
+        {"template", "chat template of the prompt; auto: the model's own, the default with `chat` or `system`"});
   s.add(o.system, {"system", "system message at the start of the conversation"});
   s.add(o.tokens, {"tokens", "maximum number of tokens to generate", {1, 1e9}});
   s.add(o.temperature,
-        {"temperature", "0 selects the most likely token, 1 samples from the model's distribution", {0, 100}});
+        {"temperature",
+         "sampling temperature: 0 selects the most likely token, 1 samples from the model's distribution",
+         {0, 100}});
   s.add(o.top_k, {"top_k", "sample from the k most likely tokens; 0: from all", {0, 1e9}});
-  s.add(o.top_p,
-        {"top_p", "sample from the smallest set of most likely tokens with this total probability", {1e-9, 1}});
+  s.add(o.top_p, {"top_p",
+                  "nucleus sampling: sample from the smallest set of most likely tokens with this total probability",
+                  {1e-9, 1}});
   s.add(o.min_p, {"min_p", "sample from tokens with at least this fraction of the highest probability", {0, 1}});
-  s.add(o.repetition_penalty,
-        {"repetition_penalty", "penalty on tokens of the prompt and the generated text; 1: none", {0.01, 100}});
+  s.add(o.repetition_penalty, {"repetition_penalty",
+                               "penalty for tokens that occur in the prompt or the generated text; 1: none",
+                               {0.01, 100}});
   s.add(o.seed, {"seed", "seed of the sampling RNG", {0, 9e18}});
-  s.add(o.stop, {"stop", "text that ends generation and is not printed; may be repeated"}).many();
-  s.add(o.ignore_end, {"ignore_end", "ignore EOS: continue after the end token"});
-  s.add(o.special, {"special", "encode names of special tokens in a prompt as these tokens, not as text"});
+  s.add(o.stop, {"stop", "stop string: ends generation and is not printed; may be repeated"}).many();
+  s.add(o.ignore_end, {"ignore_end", "ignore EOS: continue generating after the end token"});
+  s.add(o.special, {"special", "encode the names of special tokens in a prompt as special tokens rather than as text"});
   s.add(o.no_bos, {"no_bos", kNoBosHelp});
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;
@@ -95,49 +102,53 @@ Settings field_descriptors(EvaluateOptions& o) {
 
 Settings field_descriptors(DatasetOptions& o) {
   Settings s;
-  s.add(o.sources, {"SOURCE",
-                    "austen, tinyshakespeare, a text file, documents as FILE.jsonl (also .gz and .zst), or an llm.c "
-                    "token file; several, or a 'pattern*', are combined into one dataset",
-                    {1}})
+  s.add(o.sources,
+        {"SOURCE",
+         "austen, tinyshakespeare, a text file, documents in FILE.jsonl (both optionally .gz or .zst), or an "
+         "llm.c token file; several sources or a 'pattern*' are combined into one dataset",
+         {1}})
       .by_place();
-  s.add(o.tokenizer, {"tokenizer",
-                      "char, bytes, bpe, bpe-N with at most N tokens, or a folder with tokenizer.json, or vocab.json "
-                      "and merges.txt [char]"})
+  s.add(o.tokenizer,
+        {"tokenizer",
+         "char, bytes, bpe, bpe-N with at most N tokens, or a directory with tokenizer.json (or both vocab.json "
+         "and merges.txt) [char]"})
       .a("a tokenizer");
-  s.add(o.vocab, {"vocab", "maximum number of tokens of a new bpe tokenizer", {256, 1e9}});
-  s.add(o.shard_tokens, {"shard_tokens", "tokens per output file; 0: one file", {0, 1e12}});
+  s.add(o.vocab, {"vocab", "maximum vocabulary size of a new bpe tokenizer", {256, 1e9}});
+  s.add(o.shard_tokens, {"shard_tokens", "tokens per output file; 0: a single file", {0, 1e12}});
   s.add(o.special, {"special", kSpecialHelp});
-  s.add(o.out, {"out", "output folder; default for one source: in the cache directory (TESSERA_CACHE)"})
-      .a("a new folder");
+  s.add(o.out, {"out", "output directory [for a single source: in the cache directory, TESSERA_CACHE]"})
+      .a("a new directory");
   return s;
 }
 
 Settings field_descriptors(ReportOptions& o) {
   Settings s;
   s.add(o.runs, {"RUN",
-                 "run directory of a run with `trace` (one of two runs may lack a trace); or a JSON file of `tessera "
-                 "bench`, or a 'pattern*.json' of several; with `figure` and no run: the plan of the options below, "
-                 "one of which may list several values, such as 1f1b,zb-h1",
+                 "run directory of a run recorded with `trace` (of two runs, one may lack a trace); or a JSON file "
+                 "written by `tessera bench`, or a 'pattern*.json' of several; without a run, `figure` draws the plan "
+                 "given by the options below, one of which may list several values, such as 1f1b,zb-h1",
                  {0, 2}})
       .by_place();
   s.add(o.format, {"format", "output: an HTML file, or text on standard output"}).of("html|text");
-  s.add(o.figure, {"figure", "single figure to draw"}).of(report::kFigures);
+  s.add(o.figure, {"figure", "figure to produce instead of the full report"}).of(report::kFigures);
   s.add(o.svg, {"svg", "write the figure as an SVG file"});
-  s.add(o.out, {"out", "output file; default: a name in RUN, or standard output for a plan"}).a("a file to write");
+  s.add(o.out, {"out", "output file [a file in RUN; for a plan: standard output]"}).a("a file to write");
   return s;
 }
 
 Settings field_descriptors(BenchOptions& o) {
   Settings s;
-  s.add(o.table, {"table", "print one aligned table per group after all rows have run"});
-  s.add(o.model, {"model", "model of the strategy and schedule rows, which are then the only rows"}).of(preset_names());
-  s.add(o.ranks, {"ranks", "only rows with these ranks, such as 1,2; default: 2, 4 and, for collectives, 8", {1, 64}});
-  s.add(o.bytes,
-        {"bytes",
-         "only collectives of these sizes: FROM:TO:FACTOR, as 8:128M:2, or one size; K, M, G: 1024, 1024^2, .."})
-      .a("FROM:TO:FACTOR, as 8:128M:2");
-  s.add(o.dtype, {"dtype", "only rows with this dtype"}).of("fp32|bf16");
-  s.add(o.device, {"device", "device on which the rows run"});
+  s.add(o.table, {"table", "print one aligned table per group after all benchmarks have run"});
+  s.add(o.model, {"model", "model of the strategy and schedule benchmarks; no others are run"}).of(preset_names());
+  s.add(o.ranks, {"ranks",
+                  "run only benchmarks with these numbers of ranks, such as 1,2 [2 and 4; for collectives also 8]",
+                  {1, 64}});
+  s.add(o.bytes, {"bytes",
+                  "run only collectives of these sizes: FROM:TO:FACTOR, such as 8:128M:2, or one size; K, M, G: 1024, "
+                  "1024^2, .."})
+      .a("FROM:TO:FACTOR, such as 8:128M:2");
+  s.add(o.dtype, {"dtype", "run only benchmarks with this dtype"}).of("fp32|bf16");
+  s.add(o.device, {"device", "device on which the benchmarks run"});
   return s;
 }
 
@@ -146,19 +157,20 @@ Settings field_descriptors(PlanOptions& o) {
   s.group("Planning");
   s.add(o.hardware,
         {"hardware",
-         "hardware of the ranks: a name such as h100 or a100-80, a TOML file, or this for this machine, measured"})
+         "hardware of the ranks: a name such as h100 or a100-80, a TOML file, or this (this machine, measured)"})
       .a("the name of a machine, this, or a file");
   s.add(o.software, {"software", "training software: tessera, megatron, deepspeed, fsdp, or a TOML file"})
       .a("the name of a program, or a file");
-  s.add(o.memory_gb, {"memory", "GB that a rank may use; default: all memory of the hardware", {1e-3, 1e6}});
+  s.add(o.memory_gb, {"memory", "GB that a rank may use [all memory of the hardware]", {1e-3, 1e6}});
   s.add(o.ep,
         {"ep", "expert-parallel group size; groups of `dp` x `cp` ranks shard the experts of every layer", {1, 1e6}});
   s.add(o.top, {"top", "number of plans to show", {1, 1000}});
   s.add(o.html, {"html", "write the result to this HTML file"}).a("a file");
-  s.add(o.cases, {"cases", "JSONL file of models, plans and machines; one prediction per line"}).a("a file");
-  s.add(o.measure, {"measure",
-                    "run these plans of the ranking here, for example 1,2,3, and compare prediction and measurement",
-                    {1, 1000}});
+  s.add(o.cases, {"cases", "JSONL file of models, plans and machines; prints one prediction per line"}).a("a file");
+  s.add(o.measure,
+        {"measure",
+         "run these plans of the ranking on this machine, such as 1,2,3, and compare predictions with measurements",
+         {1, 1000}});
   s.add(o.calibrate, {"calibrate", "measure this machine again and store the result"});
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;
@@ -167,35 +179,41 @@ Settings field_descriptors(PlanOptions& o) {
 Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
   using Way = CheckpointOptions::Way;
   const auto at = static_cast<size_t>(way);
-  constexpr std::array<std::string_view, 5> from = {"folder with config.json and model.safetensors, or its shards",
-                                                    "run directory, or checkpoint in one",
-                                                    "run directory, or checkpoint in one",
-                                                    "run directory, checkpoint in one, or Hugging Face folder",
-                                                    "run directory, checkpoint, or Hugging Face folder"},
-                                            out = {"new run", "new folder", "new run", "new folder"};
+  constexpr std::array<std::string_view, 5>
+      from = {"Hugging Face folder: config.json and model.safetensors, possibly in shards",
+              "run directory or checkpoint", "run directory or checkpoint",
+              "run directory, checkpoint or Hugging Face folder", "run directory, checkpoint or Hugging Face folder"},
+      out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
   s.add(o.from, {"FROM", from.at(at)}).by_place();
-  if (way != Way::reshard && way != Way::quantize) s.add(o.base, {"base", kBaseHelp}).a("a folder");
-  if (way != Way::inspect) s.add(o.out, {"out", out.at(at)}).a("a new folder");
+  if (way != Way::reshard && way != Way::quantize)
+    s.add(o.base, {"base", kBaseHelp}).a("a Hugging Face folder or a run");
+  if (way != Way::inspect) s.add(o.out, {"out", out.at(at)}).a("a new directory");
   if (way == Way::import || way == Way::write)
     s.add(o.dtype, {"dtype", "dtype of the stored tensors (default: unchanged)"}).of("fp32|bf16");
   if (way == Way::import)
-    s.add(o.tokenizer, {"tokenizer", "bytes, or a tokenizer folder; default: the model's own"}).a("a tokenizer");
+    s.add(o.tokenizer, {"tokenizer", "bytes, or a tokenizer directory [the model's own]"}).a("a tokenizer");
   if (way == Way::write)
-    s.add(o.merge, {"merge", "merge adapters into the weights; default: write only the adapters, in PEFT format"});
+    s.add(o.merge,
+          {"merge", "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
   if (way != Way::quantize) return s;
   s.add(o.method, {"method", "gptq, or rtn (round to nearest) as a baseline"}).of("gptq|rtn");
   s.add(o.bits, {"bits", "bits per weight"}).of("4");
-  s.add(o.group, {"group", "inputs per scale; must divide the inputs of every layer; -1: all", {-1, 1e9}});
-  s.add(o.calibrate, {"calibrate", "text, tokens or examples similar to the model's inputs; required by gptq"})
-      .a("a text, a token file or examples");
-  s.add(o.windows, {"windows", "calibration windows of the model's context length, spread over the data", {1, 1e9}});
+  s.add(
+      o.group,
+      {"group", "group size: input features per scale; must divide the input size of every layer; -1: all", {-1, 1e9}});
+  s.add(o.calibrate,
+        {"calibrate", "calibration text, tokens or examples, similar to the model's inputs; required by gptq"})
+      .a("a text file, a token file or examples");
+  s.add(
+      o.windows,
+      {"windows", "number of calibration windows, each of the model's context length, spread over the data", {1, 1e9}});
   return s;
 }
 
 Settings field_descriptors(ExploreOptions& o) {
   Settings s;
-  s.add(o.port, {"port", "port on 127.0.0.1; default: 8421, or any free port if that is in use", {0, 65535}});
+  s.add(o.port, {"port", "port on 127.0.0.1 [8421, or any free port if it is in use]", {0, 65535}});
   return s;
 }
 
@@ -204,11 +222,11 @@ Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
   Settings s;
   const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
   if (way != Way::list)
-    s.add(o.exercise, {"N", "number or name of an exercise, or of a puzzle, such as p1", places}).by_place();
-  if (way == Way::start) s.add(o.folder, {"DIR", "folder to create"}).by_place();
+    s.add(o.exercise, {"N", "number or name of an exercise or puzzle, such as p1", places}).by_place();
+  if (way == Way::start) s.add(o.folder, {"DIR", "directory to create"}).by_place();
   if (way != Way::check) return s;
-  s.add(o.folder, {"DIR", "folder of `lab start`; for a puzzle also the file", places}).by_place();
-  s.add(o.all, {"all", "grade a class: a folder with one folder per learner"}).a("a folder");
+  s.add(o.folder, {"DIR", "directory created by `lab start`, or the file of a puzzle", places}).by_place();
+  s.add(o.all, {"all", "grade a class: a directory with one subdirectory per learner"}).a("a directory");
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;
 }
@@ -248,7 +266,7 @@ bool is_of_plan(const Setting& s) {
 void set_option(TrainOptions& o, std::string_view name, const std::string& text) {
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(name);
-  if (!s) bad_usage("--{}: there is no such option", name);
+  if (!s) bad_usage("--{}: unknown option", name);
   s->read(fmt::format("--{}", name), text);
   o.given->emplace(s->field.name);
   // `steps` and `epochs` exclude each other: the last one set wins, also over the configuration file.

@@ -27,7 +27,7 @@ bool print(std::string_view raw) {
   const int cause = errno;
   std::clearerr(stdout);
   if (cause == EPIPE) return false;
-  throw OutputError(fmt::format("cannot write standard output: {}", std::strerror(cause)));
+  throw OutputError(fmt::format("cannot write to standard output: {}", std::strerror(cause)));
 }
 
 namespace {

@@ -30,7 +30,7 @@ std::vector<int64_t> parse_sizes(const std::string& text) {
   }
   if (numbers.size() == 1) numbers = {numbers[0], numbers[0], 2};
   if (numbers.size() != 3 || numbers[1] < numbers[0] || numbers[2] < 2)
-    bad_usage("--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one size; got '{}'", text);
+    bad_usage("--bytes: expected FROM:TO:FACTOR, such as 8:128M:2, or one size; got '{}'", text);
   for (int64_t size = numbers[0]; size <= numbers[1]; size *= numbers[2]) out.push_back(size);
   return out;
 }
@@ -81,8 +81,8 @@ Dataset make(const DatasetOptions& o) {
     return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
                ? import_llmc(first, choice, *o.out)
                : make_dataset_from(sources, choice, *o.out, o.shard_tokens);
-  if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, got none", sources.size());
-  if (o.shard_tokens > 0) throw Error("--shard-tokens: expected --out, the folder of the shards; got none");
+  if (sources.size() > 1) bad_usage("--out: a dataset of {} sources requires an output directory", sources.size());
+  if (o.shard_tokens > 0) throw Error("--shard-tokens: requires --out, the directory of the shards");
   return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
 
@@ -103,7 +103,7 @@ std::string list() {
   out += "\nExercises: write a C++ function\n";
   for (const lab::Exercise& e : lab::exercises())
     out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title(), e.file);
-  return out + "\ntessera lab start N DIR creates the folder of one; tessera lab check N DIR grades it.\n";
+  return out + "\ntessera lab start N DIR creates its directory; tessera lab check N DIR grades it.\n";
 }
 
 int print_verdict(const lab::Verdict& verdict, const std::string& text) {
@@ -143,7 +143,7 @@ int check_class(const LabOptions& o) {
       if (p && verdict.seed)
         if (const auto& [first, is_new] = seeds.try_emplace({p->number, *verdict.seed}, learner);
             !is_new && first->second != learner)
-          verdict.notes.push_back("has the same seed as " + first->second + ": one task was submitted twice");
+          verdict.notes.push_back("has the same seed as " + first->second + ": the same task was submitted twice");
       const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
       points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.kept));
       solved += verdict.solved;
@@ -172,9 +172,10 @@ int run(const LabOptions& o) {
     print(list());
     return 0;
   }
-  if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise, got '{}'", o.exercise);
+  if (!o.all.empty() && !o.exercise.empty())
+    bad_usage("--all: cannot be combined with an exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a folder");
+  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a directory");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
     if (o.way == Way::check) {
@@ -217,7 +218,7 @@ int run(const Command& command, const std::vector<std::string>& args) {
   const bool is_shared =
       is_any_command<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
   if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
-    bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench support more",
+    bad_usage("the job has {} ranks; expected 1, because only train, verify, generate, evaluate and bench support more",
               job->ranks);
   if (const auto* train = std::get_if<TrainOptions>(&command); train && train->restarts > 0)
     return run_with_restarts(*train, args);

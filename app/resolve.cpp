@@ -102,13 +102,13 @@ Plan make_plan(const TrainOptions& o) {
 void check_ranks(const TrainOptions& o, const Plan& p) {
   const int64_t ranks = given_ranks(o, p);
   if (has_processes(p) && o.ranks && *o.ranks != ranks)
-    bad_usage("--ranks: the job has {} ranks; expected that or no --ranks, got {}", ranks, *o.ranks);
+    bad_usage("--ranks: expected {}, the size of the job, or no --ranks; got {}", ranks, *o.ranks);
   if (ranks == 0 || p.ranks() == ranks) return;
   const int64_t rest = p.ranks() / p.dp;
   const std::string nearest = ranks % rest == 0
                                   ? fmt::format("--dp {}", ranks / rest)
                                   : fmt::format("{} ranks", multiples_near(o.gives("dp") ? p.ranks() : rest, ranks));
-  bad_usage("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; nearest valid value: {}", p.pp, p.dp,
+  bad_usage("--ranks: pp {} x dp {} x cp {} x tp {} is {} ranks; expected {}; nearest valid value: {}", p.pp, p.dp,
             p.cp, p.tp, p.ranks(), ranks, nearest);
 }
 
@@ -117,47 +117,49 @@ void check_lora_options(const TrainOptions& o) {
                                     {"dropout", o.model.lora.dropout > 0},
                                     {"rslora", o.model.lora.rank_stabilised},
                                     {"targets", o.gives("lora_targets")}})
-    if (given && o.model.lora.rank == 0) bad_usage("--lora-{}: goes with --lora-rank, got none", name);
+    if (given && o.model.lora.rank == 0) bad_usage("--lora-{}: requires --lora-rank", name);
   if (o.model.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
-    throw Error("--lora-rank: expected a strategy that does not update frozen weights, got --dp-mode ps-async");
+    throw Error("--lora-rank: not supported with --dp-mode ps-async, which would also update the frozen weights");
 }
 
 void check_quantize_options(const TrainOptions& o) {
   const Codec codec = o.model.quantize.codec;
   if (o.gives("quantize_group") && codec != Codec::gptq)
-    bad_usage("--quantize-group: goes with --quantize gptq, got {}", value_name(codec));
+    bad_usage("--quantize-group: requires --quantize gptq, got {}", value_name(codec));
   if (codec != Codec::none && o.model.lora.rank == 0)
-    bad_usage("--quantize: 4-bit weights are frozen; expected --lora-rank with {}, got none", value_name(codec));
+    bad_usage("--quantize: {} requires --lora-rank, because 4-bit weights are frozen", value_name(codec));
 }
 
 void check_rendezvous(const TrainOptions& o) {
   if (o.rank.has_value() != !o.plan.rendezvous.empty())
-    bad_usage("--{}: goes with --{}, got none", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
+    bad_usage("--{}: requires --{}", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
   if (o.plan.rendezvous.empty()) return;
-  if (!o.ranks) throw Error("--rendezvous: expected --ranks, the world size; got none");
+  if (!o.ranks) throw Error("--rendezvous: requires --ranks, the world size");
   if (*o.rank >= *o.ranks)
     bad_usage("--rank: expected a rank from 0 to {} (--ranks {}), got {}", *o.ranks - 1, *o.ranks, *o.rank);
 }
 
 void check_restarts(const TrainOptions& o) {
   if (o.restarts == 0 && (o.launch || o.hostfile))
-    bad_usage("--{}: goes with --restarts N, got none", o.launch ? "launch" : "hostfile");
+    bad_usage("--{}: requires --restarts N", o.launch ? "launch" : "hostfile");
   if (o.restarts == 0) return;
-  if (o.run.no_save) throw Error("--restarts: expected a run that saves checkpoints, got --no-save");
+  if (o.run.no_save)
+    throw Error("--restarts: cannot be combined with --no-save, because restarts resume from checkpoints");
   if (const auto job = mpi_surroundings(); job && job->ranks > 1)
     bad_usage(
-        "--restarts: {} has started {} processes and stops them together; expected tessera train --restarts N --launch "
-        "\"mpirun -n {{ranks}}\", which starts mpirun itself",
+        "--restarts: {} has started {} processes and terminates all of them if one fails; use tessera train --restarts "
+        "N "
+        "--launch \"mpirun -n {{ranks}}\", which starts mpirun itself",
         job->launcher, job->ranks);
   if (!o.plan.rendezvous.empty() && !o.run.out)
-    throw Error("--restarts: expected --out with --rendezvous, the same directory for all ranks; got none");
+    throw Error("--restarts: requires --out with --rendezvous: the same directory for all ranks");
   if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
     bad_usage("--{}: cannot be combined with --rendezvous, which requires every rank to be started separately",
               o.launch ? "launch" : "hostfile");
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
-    bad_usage("--launch: expected {{ranks}} in the command with --hostfile, got '{}'", *o.launch);
+    bad_usage("--launch: with --hostfile, expected {{ranks}} in the command, got '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    bad_usage("--hostfile: expected synchronous data ranks, got --dp-mode {}", value_name(o.plan.dp_mode));
+    bad_usage("--hostfile: requires synchronous data parallelism, got --dp-mode {}", value_name(o.plan.dp_mode));
 }
 
 void check_pairs(const TrainOptions& o, ErrorList& found) {
@@ -176,16 +178,16 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
   refuse(o.data.held.share <= 0, "--val-share: expected more than 0, got 0");
   const bool never = o.run.eval_every == 0 && o.run.eval_share == 0;
   refuse(o.run.patience > 0 && (o.run.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
-         fmt::format("--patience: expected validations between steps, got {}", o.run.no_eval ? "--no-eval"
-                                                                               : never       ? "--eval-every 0"
-                                                                                             : "--dp-mode ps-async"));
+         fmt::format("--patience: requires periodic validation, got {}", o.run.no_eval ? "--no-eval"
+                                                                         : never       ? "--eval-every 0"
+                                                                                       : "--dp-mode ps-async"));
   refuse(o.run.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
-         "--check-replicas: expected a mode with equal replicas after each step, got --dp-mode ps-async");
+         "--check-replicas: requires replicas that are identical after each step, got --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
-         "--trace: expected a mode with synchronous steps, got --dp-mode ps-async");
-  refuse(o.run.resume && !o.run.out, "--resume: expected --out DIR, the run to continue; got no --out");
+         "--trace: requires synchronous steps, got --dp-mode ps-async");
+  refuse(o.run.resume && !o.run.out, "--resume: requires --out DIR, the run to resume");
   refuse(o.run.resume && o.run.no_save,
-         "--resume: expected a run that saves checkpoints, got --no-save as an option or in its config.toml");
+         "--resume: cannot be combined with --no-save (an option, or a key in the run's config.toml)");
 }
 
 constexpr std::string_view kBpePrefix = "bpe-";  // followed by the maximum number of tokens
@@ -201,9 +203,10 @@ std::string describe_one(const Dataset& d) {
                        fmt::format(fmt::runtime(text), tokens(d.train_tokens()), tokens(d.train_bytes)), files,
                        d.tokenizer->kind(), tokens(d.val_tokens()));
   const ExampleRows& rows = *d.train_examples;
-  return fmt::format("{}: {} examples of {} tokens ({}), {} of them targets, in {} rows of {}; {} examples held out",
-                     d.source, rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()),
-                     rows.count(), rows.context(), d.val_examples->examples());
+  return fmt::format(
+      "{}: {} examples with {} tokens in total ({}), {} of them targets, in {} rows of {}; {} examples held out",
+      d.source, rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()), rows.count(),
+      rows.context(), d.val_examples->examples());
 }
 
 }  // namespace
@@ -321,8 +324,8 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
     return out;
   }
   bad_usage(
-      "--tokenizer: expected char, bytes, bpe, bpe-N, or a folder with tokenizer.json, or vocab.json and merges.txt, "
-      "got '{}'{}",
+      "--tokenizer: expected char, bytes, bpe, bpe-N, or a directory with tokenizer.json (or both vocab.json and "
+      "merges.txt), got '{}'{}",
       *name, did_you_mean(*name, {"char", "bytes", "bpe"}));
 }
 
@@ -369,7 +372,7 @@ void check_example_options(const DataConfig& d) {
     if (std::ranges::any_of(*mixture, [](const Weighted& w) { return names_examples(w.spec); })) return;
   std::string_view kind;
   if (is_plain_file(d.source)) check_table(d.source), kind = known_kind(text_start(d.source), true);
-  bad_usage("{}: goes with --data FILE.jsonl, got --data {}{}{}", named, d.source, kind.empty() ? "" : ", which is ",
+  bad_usage("{}: requires --data FILE.jsonl, got --data {}{}{}", named, d.source, kind.empty() ? "" : ", which is ",
             kind);
 }
 

@@ -58,7 +58,7 @@ void end_program() {
   kill_running_programs();
   remove_temporaries();
   const char* const file = cut_file;
-  const std::string cause = file != nullptr      ? std::string(file) + " was cut short while it was read"
+  const std::string cause = file != nullptr      ? std::string(file) + " was truncated while it was being read"
                             : received == SIGINT ? "interrupted (SIGINT)"
                                                  : "terminated (SIGTERM)";
   const std::string line = "tessera: " + one_line(cause) + "\n";

@@ -62,7 +62,7 @@ std::string fault_list(bool json) {
 
 // --hide: reads a guess from standard input and prints whether it names the fault or its cause.
 void ask_player(const InjectedFault& d) {
-  print("Which fault was injected? A name of `verify --defect list`, or Enter for the diagnosis: ");
+  print("Which fault was injected? Type a name from `verify --defect list`, or press Enter for the diagnosis: ");
   std::string guess;
   read_line(guess);
   print("\n");
@@ -185,7 +185,9 @@ std::string describe_plan(const Plan& p) {
   const bool lacks = p.zero != ZeroStage::none && find_row(p.all_reduce).lacks(Op::reduce_scatter);
   if (p.dp_mode == DataMode::ddp && p.ranks() > 1)
     text += fmt::format(
-        fmt::runtime(lacks ? ", {0} all-reduce (reduce-scatter: direct, as it has no {0})" : ", {0} all-reduce"), sums);
+        fmt::runtime(lacks ? ", {0} all-reduce (reduce-scatter: direct, because it is not available with {0})"
+                           : ", {0} all-reduce"),
+        sums);
   if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
   if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs with cuDNN attention" : ", on GPUs";
   if (p.offload == Offload::parameters) text += ", parameters in host memory";
@@ -200,13 +202,13 @@ std::string describe_equality(const VerifyResult& r) {
   const std::string rerouted = r.rerouted_tokens == 0
                                    ? ""
                                    : fmt::format(
-                                         "\n  {} tokens were routed to other experts than on one rank; "
+                                         "\n  {} tokens were routed to different experts than on one rank; "
                                          "routing margins up to {:.3g} of the largest logit",
                                          r.rerouted_tokens, r.routing_margin);
   return fmt::format(
              "{}\n  relative differences, maximum over tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
              "parameters and state after updates with these gradients: {}",
-             r.passed() ? "equal up to rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
+             r.passed() ? "equal up to rounding in reductions" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
              r.bound_text, r.param_max_rel == 0 ? "bitwise identical" : fmt::format("{:.3g}", r.param_max_rel)) +
          rerouted;
 }
@@ -224,7 +226,7 @@ std::string bytes_text(const VerifyResult& r) {
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
                        expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
   }
-  return r.sent.empty() ? out + "  no communication: there is one rank\n" : out;
+  return r.sent.empty() ? out + "  no communication: a single rank\n" : out;
 }
 
 std::string memory_text(const VerifyResult& r) {
@@ -252,8 +254,8 @@ std::string pipeline_text(const VerifyResult& r) {
 
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
   const bool independent = plan.dp_mode == DataMode::diloco;
-  std::string out = fmt::format("{} steps in {} of {}, compared with {}{}\n\n", r.steps, value_name(o.optim.dtype),
-                                describe_plan(plan),
+  std::string out = fmt::format("{} step{} in {} on {}, compared with {}{}\n\n", r.steps, r.steps == 1 ? "" : "s",
+                                value_name(o.optim.dtype), describe_plan(plan),
                                 independent ? fmt::format("{} serial runs with outer steps", plan.dp) : "one rank",
                                 r.exact && !independent ? " reducing in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not finish\n\n";
@@ -267,7 +269,7 @@ int verify_placements(const std::string& file, bool json) {
   const std::string failure = v.good() ? "" : v.found.empty() ? v.run : v.found;
   const std::string text = fmt::format(
       "{}, in fp64\n\n{}\n  bytes sent: {}; expected from the table {} {}\n  bytes of parameters on each rank: {}\n  "
-      "relative difference from one rank, y and gradients: {} {}\n\n{}{}",
+      "relative difference of y and gradients from one rank: {} {}\n\n{}{}",
       v.title, v.picture, v.count, v.sent, mark(v.sent == v.count), v.held, v.run, mark(v.alike),
       v.cause.empty() ? "" : "Likely cause: " + v.cause + "\n",
       v.good() ? "The ranks compute the same results as one rank.\n" : "");
@@ -312,7 +314,7 @@ int run(const VerifyOptions& options) {
     print(fault_list(json));
     return 0;
   }
-  if (json && options.hide) throw Error("--hide: interactive; expected --format text");
+  if (json && options.hide) throw Error("--hide: is interactive and cannot be combined with --format json");
   const Job& job = o;
   const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
                                         : options.defect ? &defect(*options.defect)
@@ -348,9 +350,10 @@ int run(const VerifyOptions& options) {
   if (!json && options.hide) print(fault_text(*injected, job));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
   if (injected)
-    throw Error(fmt::format("verify: no check failed because of {} in {} steps; use more --steps or a larger --batch",
-                            injected->name, r.steps),
-                Status::verification);
+    throw Error(
+        fmt::format("verify: no check failed with the injected fault {} in {} steps; increase --steps or --batch",
+                    injected->name, r.steps),
+        Status::verification);
   if (!json)
     print(job.plan.dp_mode == DataMode::diloco ? "The ranks train like serial runs with outer steps.\n"
                                                : "The plan trains like one rank.\n");

@@ -1,3 +1,4 @@
+// backward(): newest node to oldest.
 #include <set>
 
 #include "autograd/graph.h"
@@ -18,7 +19,7 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
     stack.pop_back();
     if (node->walked)
       throw Error(std::string("[backward] second backward pass through '") + node->op +
-                  "': saved values were freed; rerun the forward pass");
+                  "': its saved tensors were freed; rerun the forward pass");
     for (const Edge& e : node->inputs) {
       if (e.leaf) leaves.push_back(e.leaf);
       if (e.node && seen.insert(e.node.get()).second) stack.push_back(e.node.get());

@@ -1,7 +1,8 @@
-
+// Matmuls: forward passes and vjps.
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/reduce.h"
+#include "tensor/ops/softmax.h"
 
 namespace tessera {
 
@@ -441,7 +442,8 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
   }
   if (!any)
     throw Error(
-        "[checkpoint] expected an input that requires a gradient; otherwise the block's parameters would have none");
+        "[checkpoint] expected an input that requires a gradient; otherwise the block's parameters would receive no "
+        "gradient");
   Tensor out;
   {
     const NoGrad no_grad;

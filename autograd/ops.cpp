@@ -1,3 +1,4 @@
+// Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include "tensor/ops/reduce.h"
@@ -65,7 +66,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 }
 
 Var on_backward(Var x, std::function<void()> f) {
-  if (!f) throw Error("[on_backward] f: expected a function, got an empty one");
+  if (!f) throw Error("[on_backward] f: expected a callable, got an empty std::function");
   const Var x_edge = x.edge(), deferred = x.is_deferred() ? x : Var();
   Tensor value = deferred.defined() ? deferred.like() : std::move(x).take();
   Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {

@@ -1,3 +1,4 @@
+// Handles, leaves and recording.
 #include "autograd/var.h"
 
 #include "autograd/graph.h"
@@ -20,7 +21,7 @@ GradMode::~GradMode() { tape.enabled = before_; }
 Var::Var(Tensor value, bool requires_grad) : impl_(std::make_shared<Impl>()) {
   if (requires_grad) {
     if (!is_floating(value.dtype()))
-      throw Error("[var] " + value.describe() + " cannot require a gradient: its dtype is not floating");
+      throw Error("[var] " + value.describe() + " cannot require a gradient: its dtype is not floating-point");
     impl_->leaf = std::make_shared<Leaf>();
     impl_->leaf->shape = value.shape();
     impl_->leaf->dtype = value.dtype();
@@ -37,7 +38,7 @@ Var Var::input(Tensor value) {
 }
 
 const Tensor& Var::like() const {
-  if (!impl_) throw Error("[var] used before a value was set");
+  if (!impl_) throw Error("[var] used before it was assigned a value");
   const DeferredAdd* const deferred = impl_->deferred.get();
   return !deferred ? impl_->value : deferred->sum.defined() ? deferred->sum : deferred->value;
 }
@@ -88,7 +89,7 @@ bool Var::is_leaf() const { return impl_ && !impl_->node; }
 
 Var::Impl& Var::leaf_impl(const char* what) const {
   if (!impl_ || !impl_->leaf)
-    throw Error(std::string("[var] ") + what + " requires a leaf with gradient (a parameter)");
+    throw Error(std::string("[var] ") + what + " requires a leaf that requires a gradient (a parameter)");
   return *impl_;
 }
 

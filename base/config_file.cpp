@@ -61,7 +61,7 @@ std::optional<ConfigEntry> read_line(Line line) {
   const auto parsed = value.size() > 1 && value.front() == '\'' && value.back() == '\''
                           ? nlohmann::json(value.substr(1, value.size() - 2))
                           : nlohmann::json::parse(value, nullptr, false);
-  if (parsed.is_discarded() || !line.ends()) line.refuse(begin, "; a value is one string, number, true or false");
+  if (parsed.is_discarded() || !line.ends()) line.refuse(begin, "; expected a single string, number, true or false");
   entry.value = value;
   if (parsed.is_string()) entry.text = parsed.get<std::string>();
   return entry;
@@ -81,8 +81,7 @@ std::vector<ConfigEntry> read_config(std::string_view file, const std::string& p
     if (text.ends_with('\r')) text.remove_suffix(1);
     std::optional<ConfigEntry> entry = read_line({fmt::format("{}:{}", path, number), text});
     if (!entry) continue;
-    if (!keys.insert(entry->key).second)
-      throw Error(fmt::format("{}: expected unique keys, got {} twice", entry->where, entry->key));
+    if (!keys.insert(entry->key).second) throw Error(fmt::format("{}: duplicate key {}", entry->where, entry->key));
     entries.push_back(*std::move(entry));
   }
   return entries;

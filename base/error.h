@@ -55,9 +55,9 @@ struct InputError : Error {
 // The message suggests options that reduce memory.
 struct OutOfMemory : Error {
   explicit OutOfMemory(const std::string& message)
-      : Error("out of memory: " + message +
-                  "; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
-              Status::communication) {}
+      : Error(
+            "out of memory: " + message + "; reduce `batch`, increase `microbatches`, or use `recompute` or `offload`",
+            Status::communication) {}
 };
 struct OutputError : Error {
   explicit OutputError(const std::string& message) : Error(message, Status::output) {}

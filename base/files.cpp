@@ -25,10 +25,7 @@ namespace {
 // A checkout without git-lfs contains a pointer instead of the file.
 void refuse_pointer(std::string_view begin, const fs::path& file) {
   if (begin.starts_with("version https://git-lfs.github.com/spec/v1\n"))
-    bad_input(
-        "{} is a pointer of git-lfs; expected the file itself, which "
-        "'git lfs pull' fetches",
-        file.string());
+    bad_input("{} is a Git LFS pointer; expected the file itself, which 'git lfs pull' fetches", file.string());
 }
 
 const char* environment(const char* name) {
@@ -69,30 +66,30 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
     bool may_be_text = false;
   };
   static constexpr Kind kKinds[] = {
-      {"version https://git-lfs"sv, "a pointer of git-lfs: 'git lfs pull' fetches the file itself", true},
+      {"version https://git-lfs"sv, "a Git LFS pointer: 'git lfs pull' fetches the file itself", true},
       {"<!doctype html"sv, "a web page", true},
       {"<!DOCTYPE html"sv, "a web page", true},
       {"<html"sv, "a web page", true},
       {"<?xml"sv, "XML", true},
       {"\x80\x02"sv, "a Python pickle", true},
-      {"\x1f\x8b"sv, "compressed by gzip", true},
-      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd", true},
-      {"\xFF\xFE"sv, "text in UTF-16, which 'iconv -f UTF-16 -t UTF-8' converts"},
-      {"\xFE\xFF"sv, "text in UTF-16, which 'iconv -f UTF-16 -t UTF-8' converts"},
+      {"\x1f\x8b"sv, "compressed with gzip", true},
+      {"\x28\xb5\x2f\xfd"sv, "compressed with zstd", true},
+      {"\xFF\xFE"sv, "UTF-16 text, which 'iconv -f UTF-16 -t UTF-8' converts"},
+      {"\xFE\xFF"sv, "UTF-16 text, which 'iconv -f UTF-16 -t UTF-8' converts"},
       {"PK\x03\x04"sv, "a zip archive, as written by torch.save(); 'unzip' extracts other archives"},
-      {"GGUF"sv, "a GGUF file of llama.cpp"},
+      {"GGUF"sv, "a GGUF file (llama.cpp)"},
       {"\x89HDF"sv, "an HDF5 file"},
-      {"MMIDIDX\0"sv, "a token index of Megatron-LM"},
-      {"TESSTOK\n"sv, "a token file of Tessera; pass its directory instead"},
+      {"MMIDIDX\0"sv, "a Megatron-LM token index"},
+      {"TESSTOK\n"sv, "a Tessera token file; pass its directory instead"},
       {"PAR1"sv, "Parquet, which 'python3 -m tessera.rows FILE > rows.jsonl' converts to JSON"},
       {"ARROW1"sv, "Arrow, which 'python3 -m tessera.rows FILE > rows.jsonl' converts to JSON"},
       {"\xFF\xFF\xFF\xFF"sv, "Arrow, which 'python3 -m tessera.rows FILE > rows.jsonl' converts to JSON"},
       {"\x93NUMPY"sv, "a NumPy array"},
       {"%PDF-"sv, "PDF"},
       {"SQLite format 3"sv, "SQLite"},
-      {"BZh91AY&SY"sv, "compressed by bzip2"},
-      {"\xFD\x37zXZ"sv, "compressed by xz"},
-      {"\x04\x22\x4D\x18"sv, "compressed by lz4"}};
+      {"BZh91AY&SY"sv, "compressed with bzip2"},
+      {"\xFD\x37zXZ"sv, "compressed with xz"},
+      {"\x04\x22\x4D\x18"sv, "compressed with lz4"}};
   if (begin.empty()) return as_text ? "" : "an empty file";
   for (const Kind& kind : kKinds)
     if (begin.starts_with(kind.begin) && !(as_text && kind.may_be_text)) return kind.is;
@@ -153,7 +150,7 @@ void make_directories(const fs::path& directory) {
   fs::create_directories(directory, error);
   if (error || !fs::is_directory(directory, error))
     throw OutputError(fmt::format("cannot create the directory {}: {}", directory.string(),
-                                  error ? error.message() : "the name exists and is not a directory"));
+                                  error ? error.message() : "the path exists and is not a directory"));
 }
 
 uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }

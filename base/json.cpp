@@ -63,7 +63,7 @@ class Events final : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t value, const string_t& digits) override {
     // The parser converts an integer beyond 64 bits to double.
     if (digits.find_first_of(".eE") != string_t::npos) return number(value);
-    refuse(fmt::format("the integer {} is beyond 64 bits", digits));
+    refuse(fmt::format("the integer {} does not fit in 64 bits", digits));
     return number(Json::value_t::discarded);
   }
   bool string(string_t& value) override { return put(std::move(value)); }
@@ -171,13 +171,13 @@ void require_memory_for_json(std::string_view text, const std::string& what) {
       for (++at; at < text.size() && text[at] != '"'; ++at)
         if (text[at] == '\\') ++at;
   }
-  require_memory(what + " as a tree of values", all, kGrowth);
+  require_memory(what + " as a tree of JSON values", all, kGrowth);
 }
 
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
   // nlohmann's parser ends at a NUL and ignores the rest.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
-    bad_input("{}: not valid JSON at byte {}: a NUL", what, nul);
+    bad_input("{}: not valid JSON at byte {}: NUL byte", what, nul);
   require_memory_for_json(text, what);
   const std::vector<Huge> huge = manner == JsonFile::others ? huge_numbers(text) : std::vector<Huge>();
   std::string without;
@@ -195,7 +195,8 @@ const Json& value_at(const Json& json, std::string_view key) {
 }
 
 std::string shown(const Json& value, size_t max_bytes) {
-  if (value.is_discarded()) return "a value that is not a number, duplicate, beyond 64 bits or nested deeper than 64";
+  if (value.is_discarded())
+    return "a value that contains NaN, a duplicate key, an integer beyond 64 bits or more than 64 levels of nesting";
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return text.size() <= max_bytes ? text : text.substr(0, max_bytes) + "...";
 }

@@ -238,7 +238,7 @@ const Setting* Settings::find_word(std::string_view word) const {
 
 const Setting& Settings::at(std::string_view name) const {
   if (const Setting* found = find(name)) return *found;
-  throw Error(fmt::format("[settings] there is no field `{}`", name));
+  throw Error(fmt::format("[settings] unknown field `{}`", name));
 }
 
 std::vector<std::string> Settings::names() const {
@@ -275,7 +275,7 @@ void check_read(const Settings& all, const Settings& defaults) {
     const std::string_view with = s.field.goes_with, owner = with.substr(0, with.find(' '));
     throw FieldError(
         std::string(s.field.name),
-        fmt::format("goes with `{}`{}, got {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
+        fmt::format("requires `{}`{}, got {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
                     expected.empty() ? "" : fmt::format("; nearest valid value: {}, the default", expected)));
   }
 }

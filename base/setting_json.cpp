@@ -25,7 +25,7 @@ struct JsonReader {
   }
   void operator()(int64_t* to) const {
     if (!from.is_number_integer()) refuse("a whole number");
-    if (setting.field.range.min >= 0 && !natural(from)) refuse("a whole number from 0 on");
+    if (setting.field.range.min >= 0 && !natural(from)) refuse("a whole number of at least 0");
     *to = from.get<int64_t>();
   }
   void operator()(double* to) const {
@@ -112,7 +112,7 @@ void take_object(const Settings& all, const Json& object, const std::string& pat
     if (const auto found = object.find(s.field.name); found != object.end())
       take_value(s, *found, below(path, s.field.name));
     else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.min)
-      throw FieldError(below(path, s.field.name), "expected a value, got none");
+      throw FieldError(below(path, s.field.name), "required, but missing");
   }
   check_keys(object, path, all.names(), why);
 }
@@ -120,7 +120,7 @@ void take_object(const Settings& all, const Json& object, const std::string& pat
 void take_json(const Settings& all, std::string_view text, std::string_view what) {
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) throw Error(fmt::format("{}: expected a JSON object, got {}", what, text));
-  take_object(all, json, "", fmt::format("no field of {}", what));
+  take_object(all, json, "", fmt::format("unknown field of {}", what));
 }
 
 Json identity_fields(const Settings& all, const Settings& defaults, IdentityRole Field::*role) {

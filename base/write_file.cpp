@@ -100,7 +100,7 @@ void OpenFile::read(int64_t at, std::span<std::byte> out) const {
     if (n < 0) not_read("cannot read " + file_.string() + ": " + std::strerror(errno));
     if (n == 0)
       not_read(file_.string() + " was truncated while in use: it had " + std::to_string(size_) +
-               " bytes, and now ends before byte " + std::to_string(at));
+               " bytes and now ends before byte " + std::to_string(at));
     out = out.subspan(static_cast<size_t>(n));
     at += n;
   }

@@ -165,7 +165,7 @@ def compare(name, choices, folder, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default=os.path.join(ROOT, "build", "release", "bin", "tessera"))
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter with torch")
     parser.add_argument("--configs", default="A,B,C")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--rounds", type=int, default=5)
@@ -185,13 +185,13 @@ def main():
     torch = in_pytorch(args, "settings", "--dtype", args.dtype)
     if any("/blas/libblas.so" in path for path in torch["blas"]):
         sys.exit(f"PyTorch's matmuls run on the reference BLAS ({torch['blas'][0]}), several times slower than "
-                 "OpenBLAS; install libopenblas0-pthread, or name another interpreter with --python")
+                 "OpenBLAS; install libopenblas0-pthread, or select a different interpreter with --python")
     blas = ", ".join(os.path.basename(path) for path in torch["blas"]) or torch["built_with"]
     with tempfile.TemporaryDirectory() as folder:
         rows = [compare(name, torch["settings"], folder, args) for name in args.configs.split(",")]
     print(f"{args.dtype}; PyTorch {torch['version']} ({blas}), {args.threads} threads each, {args.rounds} rounds; "
           "tokens/s\n")
-    print("| config | Tessera | range | MB | PyTorch | range | MB | its setting | ratio |\n"
+    print("| config | Tessera | range | MB | PyTorch | range | MB | PyTorch setting | ratio |\n"
           "|---|---|---|---|---|---|---|---|---|")
     print("\n".join(rows))
 

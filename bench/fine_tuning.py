@@ -159,7 +159,7 @@ def main():
                        "--peer", what, folder]
             return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
-        print(f"| {o.dtype} | Tessera, tokens/s | library, tokens/s | ratio | of each round |\n|---|---|---|---|---|")
+        print(f"| {o.dtype} | Tessera, tokens/s | library, tokens/s | ratio | ratios of the rounds |\n|---|---|---|---|---|")
         for what in o.only.split(","):
             rows = [(ours(what, o, run, text), theirs(what), theirs("copy") if what == "decode" else 0) for _ in range(o.rounds)]
             mine, other, copy = (statistics.median(row[i] for row in rows) for i in (0, 1, 2))

@@ -180,7 +180,7 @@ def sanitizer(bench):
         if found or red:
             how = f"FAILED, {found} findings" + (f", failed tests: {', '.join(red)}" if red else "")
         elif ended and ended.word in ("HUNG", "NOT RUN", "NOT FINISHED"):
-            how = f"NOT FINISHED ({ended.cell()}), nothing found so far"
+            how = f"NOT FINISHED ({ended.cell()}), no findings so far"
         elif ended or passed == 0:
             how = f"FAILED ({ended.cell() if ended else 'no test passed'})"
         else:
@@ -337,7 +337,7 @@ def mend_libraries(contact):
         search = ["timeout", "-k", "5", "20", "find", "/", "(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o", "-name", name,
                   "-not", "-path", "*/stubs/*", "-printf", "%h\\n", "-quit"]
         folder = subprocess.run(search, capture_output=True, text=True).stdout.strip()
-        contact.say(f"library path: {name} is in {folder or 'no directory of this machine'}")
+        contact.say(f"library path: {name} is in {folder or 'no directory on this machine'}")
         os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), folder]))
 
 
@@ -348,7 +348,7 @@ def options_given():
     parser.add_argument("files", nargs="*")
     for name, (value, text) in OPTIONS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), help=f"{text} (default {value}, or the part's own)")
-    parser.add_argument("--seconds", type=float, help="of each step, in place of its own")
+    parser.add_argument("--seconds", type=float, help="time limit of each step, in place of its own limit")
     given = parser.parse_args()
     parts = WHOLE.get(given.what, (480, given.what.split(",")))[1]
     listed = ((parts, "part", [*PARTS, *STEPS]), (given.tools, "--tools", OPTIONS["tools"][0].split(",")), (given.over, "--over", GROUPS),
@@ -392,11 +392,11 @@ def main():
                 mend_libraries(contact)
                 contact.all_parts(parts)
             else:
-                contact.say("", f"no GPU: {(seen.stdout + seen.stderr).strip() or 'nvidia-smi says nothing in 30 s'}")
+                contact.say("", f"no GPU: {(seen.stdout + seen.stderr).strip() or 'nvidia-smi did not respond within 30 s'}")
                 contact.status = 2
         except KeyboardInterrupt:
             end_all()
-            contact.say("", "NOT FINISHED: ended from outside")
+            contact.say("", "NOT FINISHED: terminated by a signal")
             time.sleep(1)
             for name in list(contact.begun):
                 contact.tell(name, "not finished")

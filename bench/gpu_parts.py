@@ -207,7 +207,7 @@ def timed(bench, rows, columns=()):
 
 
 def headings(bench, columns=()):
-    names = ["run", "rounds", "tokens/s", "range", "of the peak, whole", "causal", "peak MB", *(name for name, _ in columns), "kernels"]
+    names = ["run", "rounds", "tokens/s", "range", "utilization, full attention", "causal", "peak MB", *(name for name, _ in columns), "kernels"]
     bench.say(f"| {' | '.join(names)} |", "|" + "---|" * len(names))
 
 
@@ -250,7 +250,7 @@ def ladder(bench):
     """Tiny runs with one more feature each (fp32, bf16, cuDNN, captured graph), then the first throughput of a model."""
     columns = [("loss, first and last", lambda row: f"{row.runs[0]['losses'][0]:.4f}, {row.runs[0]['losses'][-1]:.4f}")]
     attention, expected = bench.options.attention, []
-    rungs = {"fp32, own attention, no graph, each launch waited for": ("fp32", "own", "off", {"CUDA_LAUNCH_BLOCKING": "1"}),
+    rungs = {"fp32, own attention, no graph, blocking launches": ("fp32", "own", "off", {"CUDA_LAUNCH_BLOCKING": "1"}),
              "bf16, own attention, no graph": ("bf16", "own", "off", {}),
              f"bf16, {LIKE[attention]}, no graph": ("bf16", attention, "off", {}),
              f"bf16, {LIKE[attention]}, graph": ("bf16", attention, "on", {})}
@@ -286,7 +286,7 @@ def ways(bench):
 
 def pytorch(bench):
     """Training in rounds alternating with PyTorch on the same tokens. PyTorch compiles all models in parallel before its
-    first round. Finally the kernels of a step of PyTorch's first model, by its profiler."""
+    first round. Finally, the kernels of a step of PyTorch's first model, from its profiler."""
     o, settings = bench.options, dict(word.partition("=")[::2] for word in bench.models)
     servers = {(model, setting): None for model, own in settings.items() for setting in (own or o.settings).split(",")}
 
@@ -321,9 +321,9 @@ def pytorch(bench):
     for (model, setting), served in working[:1]:
         try:
             launches = answer(bench, served, {"profile": True})["kernels"]
-            bench.say(f"{bench.named(model)}, one step of PyTorch's ({setting}) by its profiler", "", *table([tuple(row) for row in launches]))
+            bench.say(f"{bench.named(model)}, one step of PyTorch ({setting}), from its profiler", "", *table([tuple(row) for row in launches]))
         except Failed as e:
-            bench.say(f"{model}, one step of PyTorch's: {bench.failed('profile', e)}")
+            bench.say(f"{model}, one step of PyTorch: {bench.failed('profile', e)}")
     for _, served in working:
         served.end()
 
@@ -358,7 +358,7 @@ def verify(bench):
             result = json_lines(bench.program(f"verify {name}", [
                 "verify", "--device", "cuda", "--format", "json", "--layers", "4", "--heads", "4", "--channels", "64",
                 "--context", "64", "--batch", "8", *asked[name]]))[-1]
-            return "to the bit" if result["bitwise"] else f"gradients within {result['grad_max_rel']:.1e}"
+            return "bitwise identical" if result["bitwise"] else f"gradients within {result['grad_max_rel']:.1e}"
         except Failed as e:
             return bench.failed(f"verify, {name}", e)
 
@@ -378,27 +378,27 @@ def strategies(bench):
     for name, words in strategies_given(bench).items():  # kernels of ring attention are reported, not requested
         asked = [] if name == "context, ring" else ["--attention", attention]
         rows.append(trained_by(bench, name, model, ["--dtype", "bf16"] + asked + words))
-    columns = [("one rank's time x", lambda row: f"{one.rate() / row.rate():.3f}" if one.runs else "-")]
-    bench.say(f"{bench.named(model)}, bf16, {bench.options.ranks} thread ranks on one card, {bench.options.steps} steps", "")
+    columns = [("relative to one rank's time", lambda row: f"{one.rate() / row.rate():.3f}" if one.runs else "-")]
+    bench.say(f"{bench.named(model)}, bf16, {bench.options.ranks} thread ranks on one GPU, {bench.options.steps} steps", "")
     headings(bench, columns)
     timed(bench, rows, columns)
 
 
 def shapes(bench):
     """One rank of each model, with memory predicted by `tessera plan`, and the error of a full GPU."""
-    columns = [("MB and tokens/s predicted", lambda row: predicted(bench, row.model))]
+    columns = [("predicted MB and tokens/s", lambda row: predicted(bench, row.model))]
     headings(bench, columns)
     for model in bench.models:
         timed(bench, [trained(bench, model)], columns)
     model = bench.models[0]
-    batch, failure = 64 * MODELS[model]["batch"], Failed("FAILED", "it ran")
+    batch, failure = 64 * MODELS[model]["batch"], Failed("FAILED", "the run succeeded")
     try:
-        bench.train("a full card", model, ONE_RANK, 2, batch=batch)
+        bench.train("a full GPU", model, ONE_RANK, 2, batch=batch)
     except Failed as e:
         failure = e
     said = f"as expected, {failure}" if str(failure).startswith("status 3:") else (
-        f"{bench.failed('a full card', failure)}; expected status 3")
-    bench.say("", f"batch {batch}, which no card holds: {said}")
+        f"{bench.failed('a full GPU', failure)}; expected status 3")
+    bench.say("", f"batch {batch}, which exceeds the memory of any GPU: {said}")
 
 
 def predicted(bench, model):
@@ -422,7 +422,7 @@ def bases(bench):
         words = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_of(bench, model)]
         try:
             bench.program(f"base {model}", bench.training(model) + words + bench.words(model, 1))
-            bench.say(f"{model}: made")
+            bench.say(f"{model}: created")
         except Failed as e:
             bench.say(f"{model}: {bench.failed(f'base {model}', e)}")
 
@@ -436,7 +436,7 @@ def tuning(bench):
                                             "--temperature", "0", "--ignore-end"], bench.options.limit)
             found = re.search(r"tokens from .*, ([0-9.]+)([KMB]?) tokens/s; time to first token ([0-9.]+) s", text)
             if not found:
-                raise Failed("FAILED", "no rate was said")
+                raise Failed("FAILED", "no throughput was printed")
             return {"tokens_per_s": float(found[1]) * 1000 ** " KMB".index(found[2] or " "), "said": f"time to first token {found[3]} s"}
         return run
 
@@ -464,8 +464,8 @@ def curve(bench):
     apart = [abs(a - b) / abs(a) for a, b in zip(losses["cpu"], losses["cuda"])]
     good = len(losses["cuda"]) == steps and max(apart) <= bound
     bench.bad = bench.bad or not good
-    bench.say(f"{model} in fp32, {len(apart)} steps of {steps}: {'as expected' if good else 'FAILED'}; losses of the GPU are at most "
-              f"{max(apart):.1e} (relative) from the CPU's, the first {apart[0]:.1e}; expected at most {bound:.0e}")
+    bench.say(f"{model} in fp32, {len(apart)} steps of {steps}: {'as expected' if good else 'FAILED'}; relative difference of GPU and CPU losses: "
+              f"at most {max(apart):.1e}, in the first step {apart[0]:.1e}; expected at most {bound:.0e}")
 
 
 MOST_ROWS, LEAST_STEP = 30, 30  # kernels in the table; minimum launches of a step
@@ -502,7 +502,7 @@ def table(launches, steps=1):
     ordered = sorted(rows.items(), key=lambda row: -row[1][1])
     if rest := ordered[MOST_ROWS:]:
         ordered[MOST_ROWS:] = [(f"{len(rest)} others", tuple(sum(x) for x in zip(*(row for _, row in rest))))]
-    return ["| kernel | launches | ms | share |", "|---|---|---|---|",
+    return ["| kernel | launches | ms | fraction |", "|---|---|---|---|",
             *(f"| {name} | {count:.0f} | {time / 1e6:.3f} | {100 * time / total:.1f}% |" for name, (count, time) in ordered),
             f"| all | {len(launches) / steps:.0f} | {total / 1e6:.3f} | |"]
 
@@ -513,7 +513,7 @@ def kernels(bench):
     for attention in dict.fromkeys((bench.options.attention, "own")):
         if says_kernels(bench, f"attention {attention}", ONE_RANK + ["--attention", attention]):
             return
-    bench.say(f"{model}: the ops stand in for its kernels", "")
+    bench.say(f"{model}: timings of separate ops, because its kernels could not be profiled", "")
     ops(bench)
 
 
@@ -535,7 +535,7 @@ def says_kernels(bench, name, words, steps=3):
         bench.say(f"{model}, {name}: {bench.failed(f'{name} by ncu', e)}", "")
         return False
     step = last_step(launches)
-    bench.say(f"{bench.named(model)}, bf16, {name}, {'one queued step' if step else f'one step of {steps}'}, by ncu with the clocks as they are",
+    bench.say(f"{bench.named(model)}, bf16, {name}, {'one queued step' if step else f'one step of {steps}'}, profiled by ncu without clock control",
               "", *(table(step) if step else table(launches, steps)), "")
     return True
 
@@ -554,10 +554,10 @@ def profiled(bench, model, words, steps):
         try:
             bench.runner.run("ncu", command, bench.options.limit)
         except Failed as e:
-            raise Failed(e.word, f"{e}; ncu: {(text_of(file).strip() or 'it wrote nothing').splitlines()[-1]}") from e
+            raise Failed(e.word, f"{e}; ncu: {(text_of(file).strip() or 'no output').splitlines()[-1]}") from e
     launches = kernels_of(text_of(file))
     if not launches:
-        raise Failed("FAILED", "ncu gave no times")
+        raise Failed("FAILED", "ncu reported no times")
     return launches
 
 
@@ -571,4 +571,4 @@ def ops(bench):
         found = bench.program("ops", ["bench", "--device", "cuda", f"--benchmark_filter=^op/({STEP_OPS})/.*bf16", "--benchmark_min_time=0.05"])
     except Failed as e:
         found = f"ops: {bench.failed('ops', e)}\n{e.out}"
-    bench.say("The ops by themselves, in bf16, beside the card's ceilings:", "", "```", found.rstrip(), "```")
+    bench.say("Separate ops in bf16, compared with the ceilings of the GPU:", "", "```", found.rstrip(), "```")

@@ -26,7 +26,7 @@ HEADER = [20240520, 1]  # header of llm.c's token file (256 int32): magic, versi
 
 
 class Failed(RuntimeError):
-    """A run without a result. `word`: FAILED, CRASHED, HUNG or REFUSED; NOT RUN or NOT FINISHED for lack of time."""
+    """A run without a result. `word`: FAILED, CRASHED, HUNG or REFUSED; NOT RUN or NOT FINISHED if time ran out."""
 
     def __init__(self, word, cause, out=""):
         super().__init__(re.sub(r"\s+", " ", cause).replace("|", "/").strip())
@@ -57,7 +57,7 @@ class Runner:
             raise Failed("NOT RUN", "no time left")
         with Runner.lock:
             if Runner.stopped:
-                raise Failed("NOT RUN", "the measurement was ended")
+                raise Failed("NOT RUN", "the measurement was stopped")
             self.number += 1
             log = os.path.join(self.logs, f"{self.number:03d}-" + re.sub(r"[^A-Za-z0-9.]+", "_", name)[:80].strip("_"))
             with open(log + ".err", "wb") as errors, open(log + ".out", "wb") as out:
@@ -83,7 +83,7 @@ class Runner:
         if status in (124, 137) and took >= limit - 0.5:
             if limit < asked:
                 raise Failed("NOT FINISHED", f"{limit} s were left", text)
-            raise Failed("HUNG", f"ended after {limit} s; its messages are in {os.path.basename(log)}.err", text)
+            raise Failed("HUNG", f"stopped after {limit} s; its messages are in {os.path.basename(log)}.err", text)
         if status != 0:
             word, how = ("CRASHED", f"signal {status - 128}") if status > 128 else ("FAILED", f"status {status}")
             raise Failed(word, f"{how}: {last_message(log, text)}", text)
@@ -186,7 +186,7 @@ def wanted_of(words):
 def why_refused(gpu, wanted):
     """Why the run does not match the request, or empty."""
     if not isinstance(gpu, dict):
-        return "the run says nothing of its GPU's kernels"
+        return "the run does not report its GPU kernels"
     try:
         return attention_refused(gpu["attention"], wanted["attention"]) or graph_refused(gpu["graph"], wanted["graph"])
     except (KeyError, TypeError) as e:
@@ -203,25 +203,25 @@ def attention_refused(attention, kind):
         if others or served == 0:
             found = ", ".join(f"{n} by {k}" for k, n in others.items()) or "none"
             reasons = "; ".join(attention.get("refused", []))
-            return f"attention {way}: asked for {kind}, found {found}" + (f" ({reasons})" if reasons else "")
+            return f"attention {way}: requested {kind}, got {found}" + (f" ({reasons})" if reasons else "")
     return ""
 
 
 def graph_refused(graph, asked):
     if asked == "off" and graph["replays"] > 0:
-        return f"graph: asked for off, found {graph['replays']} launches"
+        return f"graph: requested off, got {graph['replays']} launches"
     if asked == "on":
         if graph["replays"] == 0 or graph["why_not"]:
-            return f"graph: asked for on, found {graph['replays']} launches ({graph['why_not'] or 'no cause was given'})"
+            return f"graph: requested on, got {graph['replays']} launches ({graph['why_not'] or 'no reason was reported'})"
         if graph["queued"] > graph["replays"]:  # the throughput is the median over steps
-            return f"graph: asked for on, found {graph['queued']} steps queued and {graph['replays']} launched"
+            return f"graph: requested on, got {graph['queued']} steps queued and {graph['replays']} launched"
     return ""
 
 
 def describe(gpu):
     """One line about the kernels of a run, for a table and standard error."""
     if not isinstance(gpu, dict):
-        return "not said"
+        return "not reported"
     try:
         parts = []
         for way in ("forward", "backward"):
@@ -232,8 +232,8 @@ def describe(gpu):
         parts.append(f"graph {graph['captures']} captured, {graph['replays']} launched, {graph['queued']} queued"
                      + (f" ({graph['why_not']})" if graph["why_not"] else ""))
         for name, counts in gpu["epilogues"].items():
-            parts.append(f"{name.replace('_', ' ')} {counts['fused']} fused, {counts['apart']} apart")
-        parts.append(f"{gpu['padded_products']} padded products")
+            parts.append(f"{name.replace('_', ' ')} {counts['fused']} fused, {counts['apart']} separate")
+        parts.append(f"{gpu['padded_products']} padded matmuls")
         return "; ".join(parts).replace("|", "/").replace("\n", " ")
     except (KeyError, TypeError, AttributeError) as e:
         return f"unexpected error: {e!r}"

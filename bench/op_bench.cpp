@@ -189,7 +189,7 @@ void time_calls(benchmark::State& state, Context& context, double bytes, double 
   state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? rates.flops : kNone);
   state.counters["share"] = benchmark::Counter(rates.share);
   if (rates.share > 1)
-    state.SetLabel("share above 1: data in cache, or the measured ceiling is too low");
+    state.SetLabel("above the ceiling: data in cache, or the measured ceiling is too low");
   else if (context.on_gpu() && bytes < kCached)
     state.SetLabel("in cache");
 }

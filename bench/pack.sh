@@ -19,9 +19,9 @@ die() {
 }
 while (($#)); do
   case $1 in
-    --architectures) architectures=${2:?--architectures wants a list such as '80;90-real'} && shift ;;
+    --architectures) architectures=${2:?--architectures: expected a list such as '80;90-real'} && shift ;;
     --double) double=ON ;;
-    --build) build=$(realpath -m "${2:?--build wants a folder}") && shift ;;
+    --build) build=$(realpath -m "${2:?--build: expected a directory}") && shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
     --) options=("${@:2}") && break ;;
     -*) die "unknown option '$1'; see --help" ;;
@@ -29,8 +29,8 @@ while (($#)); do
   esac
   shift
 done
-[[ $file == *.tar.xz ]] || die "where to? expected the name of a file that ends in .tar.xz, got '$file'"
-[[ -d $(dirname "$file") ]] || die "no such folder: $(dirname "$file")"
+[[ $file == *.tar.xz ]] || die "expected an output file that ends in .tar.xz, got '$file'"
+[[ -d $(dirname "$file") ]] || die "no such directory: $(dirname "$file")"
 
 mkdir -p "$build"
 # The layers are shared libraries: seven programs hold the kernels once. The run path is of the old kind, by which libraries
@@ -42,9 +42,9 @@ cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=
   -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags \
   "${options[@]}" >"$build/configured" 2>&1 || {
   tail -n 20 "$build/configured" >&2
-  echo 'pack.sh: a pack has attention by cuDNN, and NCCL. What is missing comes by' \
-    '"pip install --no-deps nvidia-cudnn-frontend==1.32.0 nvidia-cudnn-cu13==9.28.1.4 nvidia-nccl-cu13==2.32.3", where TESSERA_PYTHON names the Python' \
-    'that has them; or say where it is, behind --: -DCUDNN_ROOT=DIR -DCUDNN_FRONTEND_ROOT=DIR -DNCCL_ROOT=DIR' >&2
+  echo 'pack.sh: a pack requires cuDNN and NCCL. Install them with' \
+    '"pip install --no-deps nvidia-cudnn-frontend==1.32.0 nvidia-cudnn-cu13==9.28.1.4 nvidia-nccl-cu13==2.32.3" and set TESSERA_PYTHON to that' \
+    'interpreter, or specify their locations after --: -DCUDNN_ROOT=DIR -DCUDNN_FRONTEND_ROOT=DIR -DNCCL_ROOT=DIR' >&2
   die "the build could not be configured"
 }
 grep -E '^-- (CUDA|NCCL|cuDNN)' "$build/configured"
@@ -67,7 +67,7 @@ for program in "${programs[@]}"; do
     if [[ $name =~ $theirs ]]; then
       continue
     elif [[ $path == not ]]; then
-      echo "pack.sh: not found here: $name, which $program needs" >&2
+      echo "pack.sh: $name is missing on this machine; $program requires it" >&2
       missing=1
     else
       cp -L "$path" "$packed/build/lib/$name"
@@ -82,7 +82,7 @@ for binary in "$packed"/build/{bin,tests,lib}/*; do
   paths=$(readelf -d "$binary" | sed -n 's/.*(\(RPATH\|RUNPATH\)).*\[\(.*\)\]/\2/p')
   ours=$([[ $binary != */lib/* || $binary == */libtessera_* ]] && echo yes || true)
   [[ $paths == '$ORIGIN/../lib' || (-z $paths && -z $ours) ]] ||
-    die "$(basename "$binary") has the run path '$paths'; expected \$ORIGIN/../lib alone" 1
+    die "$(basename "$binary") has the run path '$paths'; expected only \$ORIGIN/../lib" 1
 done
 # It starts without this machine's environment and trains on a CPU, and without a card it says so in a line.
 bare() {

@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default=os.path.join(ROOT, "build", "release", "bin", "tessera"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="four plans, one round: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="smoke test: four plans, one round")
     options = parser.parse_args()
     binary, rounds = os.path.abspath(options.binary), 1 if options.quick else options.rounds
     plans = PLANS[:4] if options.quick else PLANS
@@ -73,9 +73,9 @@ def main():
     for number in range(rounds):
         for row, place, seconds in zip(plans, numbers, after):
             seconds.append(measured(binary, row, place))
-        print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
+        print(f"round {number + 1} of {rounds} done", file=sys.stderr)
     found = [statistics.median(seconds) for seconds in after]
-    print("| model | dtype | plan | predicted, ms | measured, ms | apart |\n|---|---|---|---|---|---|")
+    print("| model | dtype | plan | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
     for (model, dtype, plan), p, m in zip(plans, before, found):
         words = " ".join(f"{key}={value}" for key, value in plan.items()) or "one rank"
         print(f"| {model} | {dtype} | {words} | {1e3 * p:.2f} | {1e3 * m:.2f} | {100 * (p / m - 1):+.1f}% |")

@@ -76,7 +76,7 @@ std::optional<double> take_min_time(Args& args) {
   double seconds = 0;
   const auto [rest, error] = std::from_chars(value->data(), end, seconds);
   if (error != std::errc() || seconds <= 0 || (rest != end && std::string_view(rest, end) != "s"))
-    throw Error(fmt::format("--benchmark_min_time: expected seconds, as 0.1 or 0.1s, got '{}'", *value));
+    throw Error(fmt::format("--benchmark_min_time: expected seconds, such as 0.1 or 0.1s, got '{}'", *value));
   return seconds;
 }
 
@@ -285,7 +285,7 @@ void initialise(Args& args) {
   for (std::string& arg : args) argv.push_back(arg.data());
   int argc = static_cast<int>(argv.size());
   benchmark::Initialize(&argc, argv.data());
-  if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, got '{}'", argv[1]));
+  if (argc > 1) throw Error(fmt::format("bench: expected a Google Benchmark flag, got '{}'", argv[1]));
 }
 
 // Identical on every rank of a job.
@@ -363,8 +363,8 @@ void add_context() {
 #endif
   benchmark::AddCustomContext("matmul", cpu::matmul_library());
   benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
-  benchmark::AddCustomContext("google_benchmark",
-                              "a DEBUG build (Debian's) slows no row: Tessera measures the times itself");
+  benchmark::AddCustomContext(
+      "google_benchmark", "a DEBUG build (Debian's) does not affect the results: Tessera measures the times itself");
 }
 
 // Per row without a fixed iteration count, so that all ops take less than two minutes.
@@ -412,10 +412,10 @@ void run_rows(const Args& args, const Place& place, const Print& print) {
                     .unit = by_ranks[i].unit,
                     .iterations = by_ranks[i].iterations});
   if (rows.empty())
-    throw Error(
-        fmt::format("bench: no benchmark matches the filter '{}' and the other options; expected part of a name, "
-                    "as op/matmul/forward/fp32 or collective/all_reduce, and a number of ranks that divides the model",
-                    filter));
+    throw Error(fmt::format(
+        "bench: no benchmark matches the filter '{}' and the other options; expected part of a name, "
+        "such as op/matmul/forward/fp32 or collective/all_reduce, and a number of ranks that divides the model",
+        filter));
   if (place.processes() && place.job->rank() > 0) {
     keep_memory();
     for (Order next = broadcast_order(*place.job, kNoMore); next != kNoMore;

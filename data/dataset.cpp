@@ -43,7 +43,7 @@ std::vector<std::string> files_in(const Json& train, const std::string& what) {
     if (!name.ends_with(".tok") || name.find('/') != std::string::npos)
       bad_input("{}: train.files: expected names of .tok files in the same directory, got '{}'", what, name);
   if (std::set<std::string>(out.begin(), out.end()).size() != out.size())
-    throw InputError(what + ": train.files: expected unique names, got a duplicate");
+    throw InputError(what + ": train.files: duplicate name");
   return out;
 }
 
@@ -131,7 +131,8 @@ std::vector<int32_t> Dataset::prompt() const {
 }
 
 std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
-  if (!parts.empty()) throw Error("[dataset] expected one dataset, got a mixture: validate its components separately");
+  if (!parts.empty())
+    throw Error("[dataset] expected a single dataset, got a mixture: validate its components separately");
   if (val_examples) return val_examples;
   return std::make_shared<Windows>(val, context);
 }
@@ -145,7 +146,7 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
                        integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
                        integer(json, "val", "tokens", what), files_in(json["train"], what)};
   if (const Json& note = value_at(json, "note"); note.is_string()) d.note = note.get<std::string>();
-  if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": expected at least 1 byte per split");
+  if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": expected at least one byte per split");
   return d;
 }
 
@@ -244,7 +245,7 @@ ShardFiles find_shards(const std::string& spec) {
   std::vector<fs::path> val;
   for (const fs::path& f : files) {
     if (!is_llmc_file(f))
-      bad_input("{}: expected a token file of llm.c; `tessera data` makes a dataset of several texts or document lists",
+      bad_input("{}: expected an llm.c token file; `tessera data` makes a dataset of several texts or document lists",
                 f.string());
     (f.filename().string().find("val") == std::string::npos ? out.train : val).push_back(f);
   }
@@ -275,7 +276,8 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   d.val_bytes = token_bytes(d.val, 0, d.val.size(), *d.tokenizer);
   d.notes.push_back(fmt::format(
       "validated on {}{}", files.val.string(),
-      files.unused.empty() ? "" : fmt::format(", not on {} others with \"val\" in their names", files.unused.size())));
+      files.unused.empty() ? ""
+                           : fmt::format(", not on {} other files with \"val\" in their names", files.unused.size())));
   return d;
 }
 

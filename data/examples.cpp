@@ -14,7 +14,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 static std::shared_ptr<const Rows> make_windows(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
-    bad_input("{}: {} tokens; expected at least 2, because the first is not predicted", what, tokens.size());
+    bad_input("{}: {} tokens; expected at least 2, because the first token is not predicted", what, tokens.size());
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
@@ -118,7 +118,7 @@ int64_t count_targets(const EncodedExample& example) {
 
 ExampleRows::ExampleRows(const std::vector<EncodedExample>& examples, int64_t context, bool packed)
     : context_(context), packed_(packed) {
-  if (examples.empty()) throw Error("[examples] expected at least one");
+  if (examples.empty()) throw Error("[examples] expected at least one example");
   for (const EncodedExample& e : examples) {
     if (std::ssize(e.tokens) > context + 1 || e.tokens.size() != e.trained.size() || tessera::count_targets(e) == 0)
       throw Error(fmt::format("[examples] example {} has {} tokens, {} of them targets; expected at most {}, and one",
@@ -278,8 +278,8 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
   const auto read = [&](const fs::path& file, std::string_view line, int64_t number) {
     if ((bytes += std::ssize(line)) > o.max_bytes)
       bad_input(
-          "{}: more than {} MB of rows do not fit in memory while they are read; expected fewer rows, or "
-          "documents, of which `tessera data` makes a dataset in constant memory",
+          "{}: rows of more than {} MB do not fit in memory while they are read; expected fewer rows, or documents, "
+          "which `tessera data` converts to a dataset in constant memory",
           file.string(), o.max_bytes / 1'000'000);
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
@@ -300,7 +300,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
                                                      .is_text = example.shape == Example::Shape::text}));
       if (!tokenizer)
         throw InputError(
-            where + ": the key 'input_ids' needs a `tokenizer`: expected the directory of the one that produced them");
+            where + ": the key 'input_ids' requires `tokenizer`: the directory of the tokenizer that produced them");
       out.push_back({where, {}, false, {std::move(example.tokens), std::move(example.trained)}});
     });
   };
@@ -308,7 +308,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
     for_each_line(file, [&](std::string_view line, int64_t number) { read(file, line, number); });
   for (const auto& [ours, theirs] : o.names.keys)
     if (!validates && !out.empty() && !mapped.contains(theirs))
-      bad_input("{}: the key '{}', named in `map`, is in no row", what, theirs);
+      bad_input("{}: no row has the key '{}', named in `map`", what, theirs);
   if (!unread.empty()) notes.push_back(fmt::format("unused keys: {}", fmt::join(unread, ", ")).substr(0, 400));
   return out;
 }
@@ -373,7 +373,7 @@ class Encoder {
       notes.push_back(
           fmt::format("{} examples exceed the context and are truncated to {} tokens", cut_, options_.context + 1));
     if (!as_text_.empty())
-      notes.push_back(fmt::format("the tokenizer has no {}; encoded as text, which a message could also contain",
+      notes.push_back(fmt::format("the tokenizer has no {}; it is encoded as text, which messages may also contain",
                                   fmt::join(as_text_, ", ")));
     if (const std::string note = special_note(names_, options_.special); !note.empty()) notes.push_back(note);
     if (const std::string note = special_note(read_names_, true); !note.empty()) notes.push_back(note);
@@ -461,7 +461,7 @@ class Encoder {
           had ? fmt::format("the response begins after the context of {} tokens", limit - 1) : "it has no response",
           had || example.role.empty()
               ? ""
-              : fmt::format("; `roles` {}=assistant makes responses of this role", example.role));
+              : fmt::format("; `roles` {}=assistant trains on messages of this role", example.role));
     return e;
   }
 
@@ -482,7 +482,7 @@ std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& fi
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : read_rendered(files, what, o, &tokenizer, bad, notes, validates))
     bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
-  if (encoded.empty()) bad_input("{}: it contains no examples", what);
+  if (encoded.empty()) bad_input("{}: contains no examples", what);
   bad.note(notes);
   encoder.note(notes);
   return std::make_shared<ExampleRows>(encoded, o.context, o.packed);

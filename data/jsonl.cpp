@@ -137,7 +137,7 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
     if (!known || (learns && role != Role::assistant))
       bad_input("{}: the key '{}' is {}; expected {}, or {} for an assistant", what, key, shown(value, 40), excludes,
                 includes);
-    if (out.value_or(learns) != learns) bad_input("{}: the keys '{}' and '{}' contradict each other", what, first, key);
+    if (out.value_or(learns) != learns) bad_input("{}: the keys '{}' and '{}' are contradictory", what, first, key);
     out = learns, first = key;
   }
   for (const auto& [key, value] : message.items()) {
@@ -303,7 +303,7 @@ class RowReader {
                                             : "tokens between others; expected only leading and trailing ones masked"));
     for (auto i = static_cast<size_t>(first - mask.begin()); i < static_cast<size_t>(end - mask.begin()); ++i) {
       if (ids[i] < 0 || (labels[i] != -100 && labels[i] != ids[i]))
-        bad_input("{}: label {} is {} and its token is {}; expected this token or -100", what_, i, labels[i], ids[i]);
+        bad_input("{}: label {} is {}, but its token is {}; expected this token or -100", what_, i, labels[i], ids[i]);
       out_.tokens.push_back(static_cast<int32_t>(ids[i]));
       out_.trained.push_back(labels[i] != -100);
     }
@@ -337,7 +337,7 @@ class RowReader {
     bad_input(
         "{}: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
         "its keys{}",
-        what_, found.empty() ? "" : "; got " + found.substr(0, 200) + "; `map` assigns these keys");
+        what_, found.empty() ? "" : "; got " + found.substr(0, 200) + "; `map` assigns other names to these keys");
   }
 
   const Json& row_;
@@ -520,12 +520,12 @@ std::vector<Segment> render(const Example& example, ChatTemplate style, const st
   if (style == ChatTemplate::chatml) return chatml(example);
   if (style == ChatTemplate::llama3) return llama3(example);
   if (style == ChatTemplate::alpaca && any(Role::tool))
-    throw InputError(what + ": `template` alpaca does not support the role tool; expected chatml or llama3");
+    throw InputError(what + ": `template` alpaca does not support the role tool; use chatml or llama3");
   if (style == ChatTemplate::alpaca) return alpaca(example);
   if (any(Role::system) && example.shape != Shape::messages)
-    throw InputError(what + ": the key 'system' needs a `template`: expected chatml, llama3 or alpaca, got none");
+    throw InputError(what + ": the key 'system' requires `template` chatml, llama3 or alpaca");
   if (example.shape == Shape::messages)
-    throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, got none");
+    throw InputError(what + ": messages require `template` chatml, llama3 or alpaca");
   return plain(example);
 }
 

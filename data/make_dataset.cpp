@@ -190,8 +190,7 @@ Input documents_in(const fs::path& file) {
 
 Input split_text(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
-  if (is_llmc_file(source))
-    bad_input("{}: contains tokens of llm.c; `train` reads several such files directly", source);
+  if (is_llmc_file(source)) bad_input("{}: contains llm.c tokens; `train` reads several such files directly", source);
   std::optional<Text> text = builtin_text(source);
   if (!text) check_table(source);
   return split_text(text ? *text : load_text_file(source));
@@ -300,7 +299,7 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   const auto end = dataset.tokenizer->document_end();
   dataset.tokenizer = with_tokens(Tokenizer::load(directory / "tokenizer.json"), choice);
   if (!choice.end.empty() && dataset.tokenizer->document_end() != end)
-    throw Error(fmt::format("`end`: the texts in the dataset {} have a different end, or none; expected {}",
+    throw Error(fmt::format("`end`: the texts in the dataset {} end with a different token, or with none; expected {}",
                             directory.string(), end ? dataset.tokenizer->decode(std::span(&*end, 1)) : "no `end`"));
   return dataset;
 }

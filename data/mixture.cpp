@@ -32,7 +32,7 @@ void check(const std::vector<Weighted>& all, const std::string& what) {
     refuse(fmt::format("{} weighted dataset{}; expected 2 to {}", all.size(), all.size() == 1 ? "" : "s", kMax));
   std::set<std::string> names;
   for (const Weighted& w : all) {
-    if (w.name.empty()) refuse("a dataset without a name; expected NAME=WEIGHT");
+    if (w.name.empty()) refuse("a dataset has no name; expected NAME=WEIGHT");
     if (!std::isfinite(w.weight) || w.weight <= 0)
       refuse(fmt::format("the weight of '{}': expected a positive number", w.name));
     if (!names.insert(fs::path(w.spec).lexically_normal().string()).second)
@@ -124,7 +124,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
           name, d->tokenizer->kind(), d->tokenizer->vocab_size(), weights[0].name, out.tokenizer->kind(),
           out.tokenizer->vocab_size()));
     if (k > 0 && d->has_examples() != out.parts[0].dataset->has_examples())
-      throw Error(fmt::format("`data`: '{}' and '{}': expected examples in both or in none", weights[0].name, name));
+      throw Error(fmt::format("`data`: '{}' and '{}': expected examples in both or in neither", weights[0].name, name));
     out.train_bytes += d->train_bytes;
     out.val_bytes += d->val_bytes;
     for (const std::string& note : d->notes) out.notes.push_back(fmt::format("{}: {}", name, note));
@@ -162,7 +162,7 @@ MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shar
   const auto count = std::ssize(shares_);
   if (count < 1 || std::cmp_greater(count, kMax) || *std::ranges::min_element(shares_) < 1 ||
       *std::ranges::max_element(shares_) > kMillion || total(shares_) > kMillion)
-    throw Error(fmt::format("[mixture] {} shares; expected 1 to {}, each at least 1, with a sum of at most {}", count,
+    throw Error(fmt::format("[mixture] {} weights; expected 1 to {}, each at least 1, with a sum of at most {}", count,
                             kMax, kMillion));
   const int64_t period = total(shares_), slack = std::max<int64_t>(2 * count - 2, 1);
   std::vector<int64_t> taken(shares_.size());

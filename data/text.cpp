@@ -55,8 +55,8 @@ namespace {
 std::string_view raw_tokens(const std::filesystem::path& file) {
   if (file.extension() != ".bin") return "";
   if (is_there(std::filesystem::path(file).replace_extension(".idx")))
-    return ", with an index next to it: tokens of Megatron-LM, which are not supported";
-  return ": tokens without a header (nanoGPT) do not specify their width or count; llm.c's have a header";
+    return ", with an index next to it: Megatron-LM tokens, which are not supported";
+  return ": token files without a header (nanoGPT) do not specify width and count; llm.c token files have a header";
 }
 
 constexpr size_t kChunk = size_t{1} << 20;
@@ -148,7 +148,7 @@ class Zstd final : public Unpacker {
 TextChunk checked(const std::string& what, const TextChunk& f) {
   return [&what, &f, first = true](std::string_view chunk) mutable {
     if (const std::string_view kind = std::exchange(first, false) ? known_kind(chunk, true) : ""; !kind.empty())
-      bad_input("{} is {}; expected UTF-8 text, plain or compressed by gzip or zstd", what, kind);
+      bad_input("{} is {}; expected UTF-8 text, plain or compressed with gzip or zstd", what, kind);
     f(chunk);
   };
 }

@@ -137,7 +137,7 @@ std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   Header h;
   if (size < int64_t{sizeof(h)}) refuse(fmt::format("{} bytes; expected a header of {}", size, sizeof(h)));
   read(0, std::as_writable_bytes(std::span(&h, 1)));
-  if (h.magic != Header().magic) refuse("it does not begin like a token file");
+  if (h.magic != Header().magic) refuse("it does not begin with the signature of a token file");
   if (h.version != 1) refuse(fmt::format("version {}; expected 1", h.version));
   if (h.width != 2 && h.width != 4) refuse(fmt::format("{} bytes per token; expected 2 or 4", h.width));
   if (h.vocab < 1 || h.vocab > uint64_t{1} << 31)
@@ -257,8 +257,10 @@ Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t
   if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
   if (batch < 1) throw Error(fmt::format("batch {}: expected at least 1", batch));
   if (context >= tokens.size())
-    throw FieldError("context", fmt::format("{} is too long for a training text of {} tokens; nearest valid value: {}",
-                                            context, tokens.size(), tokens.size() - 1));
+    throw FieldError(
+        "context",
+        fmt::format("a context of {} tokens is too long for a training text of {} tokens; nearest valid value: {}",
+                    context, tokens.size(), tokens.size() - 1));
 }
 
 int64_t Loader::start(int64_t step, int64_t sequence) const {
@@ -269,14 +271,14 @@ int64_t Loader::start(int64_t step, int64_t sequence) const {
 void Loader::load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
   if (step < 0 || first < 0 || count < 0 || first > batch_ - count)
     throw Error(
-        fmt::format("sequences {} to {} of step {} are not in a batch of {}", first, first + count, step, batch_));
+        fmt::format("sequences {} to {} of step {} are outside a batch of {}", first, first + count, step, batch_));
   for (int64_t s = 0; s < count; ++s)
     copy_window(tokens_, start(step, first + s), context_, inputs + s * context_, targets + s * context_);
 }
 
 void Rows::load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
   if (first < 0 || count < 0 || first > this->count() - count)
-    throw Error(fmt::format("rows {} to {} are outside of the {} rows", first, first + count, this->count()));
+    throw Error(fmt::format("rows {} to {} are outside the {} rows", first, first + count, this->count()));
   for (int64_t r = 0; r < count; ++r) load_row(first + r, inputs + r * context(), targets + r * context());
 }
 

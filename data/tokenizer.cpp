@@ -23,7 +23,7 @@ HubTokenizer hub_from_json(nlohmann::json& json, const std::string& what) {
   HubTokenizer::Files texts;
   for (auto& [name, text] : files.items()) {
     if (!HubTokenizer::is_file(name) || !text.is_string())
-      bad_input("{}: 'files' has '{}', which is not the text of a tokenizer's file", what, name);
+      bad_input("{}: 'files' contains '{}', which is not a tokenizer file", what, name);
     texts.emplace(name, std::move(text.get_ref<std::string&>()));
   }
   return {std::move(texts), what + ": "};
@@ -181,9 +181,8 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
     if (!is_there(folder / "vocab.json"))
       bad_input("{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt{}", folder.string(),
                 is_there(folder / "tokenizer.model")
-                    ? "; tokenizer.model is not supported: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) "
-                      "of Python's "
-                      "transformers converts it to tokenizer.json"
+                    ? "; tokenizer.model is not supported: convert it to tokenizer.json with "
+                      "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) of transformers"
                     : "");
     if (auto hub = HubTokenizer::load(folder, std::nullopt)) return hub;
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
@@ -251,9 +250,8 @@ void TextEncoder::finish() {
 std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const TokenizerChoice& choice) {
   if (choice.added.empty() && choice.end.empty()) return base;
   if (base->kind() == "char")
-    throw Error(
-        fmt::format("`{}`: a char tokenizer supports only characters; expected `tokenizer` bytes, bpe or a directory",
-                    choice.added.empty() ? "end" : "add_tokens"));
+    throw Error(fmt::format("`{}`: not supported with `tokenizer` char; expected `tokenizer` bytes, bpe or a directory",
+                            choice.added.empty() ? "end" : "add_tokens"));
   using Json = nlohmann::json;
   HubTokenizer::Files files = base->files();
   Json file = parse_json(files.at("tokenizer.json"), "tokenizer.json");
@@ -280,8 +278,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
     for (const Json& token : list) known.push_back(value_at(token, "content").get<std::string>());
     if (found == list.end())
       throw Error(
-          fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds some), got "
-                      "'{}'{}",
+          fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds more), got '{}'{}",
                       known.size(), choice.end, did_you_mean(choice.end, known)));
     for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
       const auto text = files.find(name);

@@ -277,10 +277,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
         (changes.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
            return !PeftNames{.list = {t}}.found(layer).empty();
          })))
-      bad_input("{}: target_modules: the base has no adaptable layer '{}'; expected some of {}", what, t,
+      bad_input("{}: target_modules: the base has no adaptable layer '{}'; expected one or more of {}", what, t,
                 fmt::join(names, ", "));
   if (changes.empty())
-    bad_input("{}: target_modules: no layer of the base matches; expected some of {}", what, fmt::join(names, ", "));
+    bad_input("{}: target_modules: no layer of the base matches; expected one or more of {}", what,
+              fmt::join(names, ", "));
   for (const std::string_view name : names)
     if (const int64_t count = layers[name]; count == base.layers)
       lora.targets.emplace_back(name);
@@ -355,7 +356,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
   }
   wide.tied = base.tied && changes[table] == changes[head];
   if (wide.vocab != base.vocab && !(changes[table].values && changes[head].values))
-    bad_input("{}: '{}' has {} rows and the base {}; expected a head of the same number", file_->what(), table,
+    bad_input("{}: '{}' has {} rows, but the base has {}; expected equal numbers of rows", file_->what(), table,
               wide.vocab, base.vocab);
   if (changes[table] == Change()) changes.erase(table);
   if (changes[head] == Change()) changes.erase(head);

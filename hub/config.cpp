@@ -242,7 +242,7 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   r.theta = keys.number("rope_theta", r.theta);
   keys.check(restricted_keys());
   for (const auto& [inner, value] : top.find(key)->items())
-    if (value.is_object()) keys.refuse(inner, "the same positions in all layers", value);
+    if (value.is_object()) keys.refuse(inner, "the same rotary parameters in all layers", value);
   const std::string type = keys.text("rope_type", keys.text("type", "default"));
   if (type == "default") return;
   if (std::ranges::find(kRopeScalingNames, type) == kRopeScalingNames.end() || type == "none")
@@ -299,7 +299,7 @@ void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   if (sliding > 0 && c.window == 0) keys.refuse("layer_types", "full_attention in every layer", *layers);
   if (!slides(c)) c.window = 0;
   const char* const key = layers ? "layer_types" : "max_window_layers";
-  if (c.window > 0 && !all) keys.refuse(key, "the same attention in all layers", layers ? *layers : Json(before));
+  if (c.window > 0 && !all) keys.refuse(key, "the same attention type in all layers", layers ? *layers : Json(before));
 }
 
 void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
@@ -361,22 +361,25 @@ std::string missing_type(const ModelConfig& c) {
   const bool gpt2 = c.family == Family::gpt2, experts = c.experts.count > 0;
   const bool own_heads = c.head_size() * c.heads != c.channels;
   if (experts && (gpt2 || (c.qkv_bias && !c.qk_norm)))
-    return "the hub has experts in mixtral and qwen3_moe, which are of the family llama and have no biases";
+    return "Hugging Face supports experts only in mixtral and qwen3_moe, which belong to the llama family and have no "
+           "biases";
   if (gpt2 && (c.key_heads() != c.heads || own_heads))
-    return fmt::format("the hub has no gpt2 with {} key heads of {} elements for {} heads and {} channels",
-                       c.key_heads(), c.head_size(), c.heads, c.channels);
-  if (c.proj_bias && !c.qkv_bias) return "the hub has no family with a bias after attention and none of q, k and v";
+    return fmt::format(
+        "Hugging Face has no gpt2 model with {} key-value heads of {} elements for {} heads and {} channels",
+        c.key_heads(), c.head_size(), c.heads, c.channels);
+  if (c.proj_bias && !c.qkv_bias)
+    return "Hugging Face has no family with a bias in the attention output but none in q, k and v";
   if (c.qkv_bias && c.qk_norm && !c.proj_bias)
-    return "the hub's qwen3 has biases of q, k and v only together with one after attention";
+    return "Hugging Face's qwen3 supports biases of q, k and v only together with one of the attention output";
   if (c.mlp_bias && (c.qk_norm || c.qkv_bias != c.proj_bias || slides(c)))
-    return "the hub has biases of feed-forward layers in llama, which has no norms of q and k, no sliding window, and "
-           "biases of all four projections of attention or none";
+    return "Hugging Face supports feed-forward biases only in llama, which has no QK norm, no sliding window, and "
+           "biases in all four attention projections or in none";
   if (c.qkv_bias && !c.proj_bias && own_heads)
-    return "the hub's qwen2 has no heads of another size than channels / heads";
-  if (experts && c.experts.shared > 0) return "the hub's mixtral and qwen3_moe have no shared experts";
+    return "Hugging Face's qwen2 supports only heads of size channels / heads";
+  if (experts && c.experts.shared > 0) return "Hugging Face's mixtral and qwen3_moe have no shared experts";
   if (experts && !c.qk_norm && c.experts.softmax == RouterSoftmax::all)
-    return "the hub's mixtral normalizes weights over the selected experts, not over all";
-  return hub_type(c) ? "" : "the hub has no model type with these components";
+    return "Hugging Face's mixtral normalizes the routing weights over the selected experts, not over all experts";
+  return hub_type(c) ? "" : "Hugging Face has no model type with these components";
 }
 
 Json read_value(int64_t value) { return value; }
@@ -439,7 +442,7 @@ static std::vector<std::string> layer_tensor_names(const std::string& module, co
   std::vector<std::string> out;
   const auto type = std::ranges::find(types(), c.qk_norm ? "qwen3_moe" : "mixtral", &HubType::name);
   const auto found = std::ranges::find(type->experts, kind, &TensorNames::ours);
-  if (found == type->experts.end()) throw Error("the hub has no name for '" + module + "' of a layer");
+  if (found == type->experts.end()) throw Error("Hugging Face has no name for '" + module + "' of a layer");
   for (const std::string_view name : found->theirs) {
     std::string& one = out.emplace_back(name);
     if (const size_t at = one.find("{}"); at != std::string::npos) one.replace(at, 2, number);

@@ -79,7 +79,7 @@ void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std
 }
 
 std::string wrapped_note(const fs::path& from, const std::string& name, const std::string& plain) {
-  return fmt::format("{}: tensors have names with affixes of training wrappers, such as '{}', which is read as '{}'",
+  return fmt::format("{}: tensor names contain the prefixes of training wrappers, such as '{}', which is read as '{}'",
                      from.string(), name, plain);
 }
 
@@ -96,29 +96,29 @@ std::string unwrapped(std::string name) {
 
 std::string foreign_in(const fs::path& path) {
   const std::string pickle =
-      "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft converts it to safetensors";
-  const std::string source = "use the model that it was converted from";
+      "from_pretrained(FOLDER).save_pretrained(NEW) of transformers or peft converts it to safetensors";
+  const std::string source = "use the original model";
   // By file name or suffix; checkpoints of trainers precede the files in them.
   static const std::vector<std::tuple<std::vector<std::string_view>, const char*, std::string>> kinds{
       {{"zero_to_fp32.py", "_model_states.pt", "_optim_states.pt"},
-       "a checkpoint of DeepSpeed",
+       "a DeepSpeed checkpoint",
        "python zero_to_fp32.py FOLDER NEW --safe_serialization, in the run's directory, converts it to safetensors"},
       {{".metadata", ".distcp", "pytorch_model_fsdp_0"},
-       "a distributed checkpoint of PyTorch (DCP, FSDP)",
+       "a distributed PyTorch checkpoint (DCP, FSDP)",
        "accelerate merge-weights FOLDER NEW converts it to safetensors"},
       {{"latest_checkpointed_iteration.txt", "model_optim_rng.pt"},
-       "a checkpoint of Megatron-LM",
+       "a Megatron-LM checkpoint",
        "Megatron Bridge converts it to a Hugging Face directory"},
-      {{"_CHECKPOINT_METADATA", "_METADATA"}, "a checkpoint of Orbax (JAX)", source},
+      {{"_CHECKPOINT_METADATA", "_METADATA"}, "an Orbax checkpoint (JAX)", source},
       {{".gguf"},
-       "a GGUF model of llama.cpp",
+       "a GGUF model (llama.cpp)",
        "from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) of transformers converts it to safetensors"},
-      {{".bin", ".pt", ".pth", ".ckpt"}, "a pickle of PyTorch", pickle},
+      {{".bin", ".pt", ".pth", ".ckpt"}, "a PyTorch pickle", pickle},
       {{".h5", ".keras", "saved_model.pb"},
-       "a model of Keras or TensorFlow",
+       "a Keras or TensorFlow model",
        "from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW) of transformers 4 converts it to safetensors"},
       {{".msgpack"},
-       "a model of Flax",
+       "a Flax model",
        "from_pretrained(FOLDER, from_flax=True).save_pretrained(NEW) of transformers 4 converts it to safetensors"},
       {{".npz", ".npy"}, "NumPy arrays, as used by older MLX", source},
       {{".onnx"}, "an ONNX model", source},
@@ -136,13 +136,13 @@ std::string foreign_in(const fs::path& path) {
   for (const auto& [ends, kind, way] : kinds)
     for (const fs::path& name : names)
       if (std::ranges::any_of(ends, [&](std::string_view end) { return name.string().ends_with(end); }))
-        return fmt::format("; {} is {}, which is not read: {}", one_line(name.string()), kind, way);
+        return fmt::format("; {} is {}, which is not supported: {}", one_line(name.string()), kind, way);
   return "";
 }
 
 void refuse_without(const fs::path& folder, const std::string& missing) {
   const std::string foreign = foreign_in(folder);
-  bad_input("{}: {}{}", folder.string(), missing, foreign.empty() ? "; files of other formats are not read" : foreign);
+  bad_input("{}: {}{}", folder.string(), missing, foreign.empty() ? "; other formats are not supported" : foreign);
 }
 
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
@@ -245,8 +245,8 @@ void HubFolder::check_names() {
   const int64_t loose = std::ranges::count_if(codes_, [](const auto& layer) { return !layer.second.plain(); });
   if (loose > 0)
     notes_.push_back(
-        fmt::format("{}: {} of {} 4-bit layers have groups in another order, zero points other than 8, "
-                    "or scales other than float16: they are dequantized",
+        fmt::format("{}: {} of {} 4-bit layers have groups in a different order, zero points other than 8, or scales "
+                    "other than float16; these layers are dequantized",
                     path_.string(), loose, codes_.size()));
   const auto largest = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
   dtype_ = largest->first.second ? DType::float32 : largest->first.first;
@@ -308,7 +308,8 @@ FullTensors HubFolder::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second->shape != shape)
-      bad_input("{}: the model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name, shape.str());
+      bad_input("{}: the model of this {} has no tensor '{}' of shape {}", path_.string(), kModelConfig, name,
+                shape.str());
     const HubTensor& tensor = *found->second;
     if (tensor.transposed && !codes_.contains(tensor.slices[0].name))
       return [&from = stored(tensor.slices[0].name), dtype](int64_t begin, std::span<std::byte> to) {

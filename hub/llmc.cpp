@@ -29,14 +29,15 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
   const auto [magic, version, context, vocab, layers, heads, channels, padded] =
       std::tuple(header[0], header[1], header[2], header[3], header[4], header[5], header[6], header[7]);
   if (magic != kModelMagic || (version != 1 && version != 3 && version != 5))
-    refuse(fmt::format("a model of llm.c of version {}; expected 1, 3 or 5", version));
+    refuse(fmt::format("an llm.c model of version {}; expected 1, 3 or 5", version));
   constexpr int32_t kMax = 1 << 20;
   for (const int32_t n : {context, vocab, layers, heads, channels})
-    if (n < 1 || n > kMax) refuse(fmt::format("a size of {}; expected one from 1 to {}", n, kMax));
+    if (n < 1 || n > kMax) refuse(fmt::format("a size of {}; expected 1 to {}", n, kMax));
   const int64_t rows = version == 1 ? vocab : padded;
   if (channels % heads != 0 || rows < vocab || rows > kMax || layers > 10'000)
-    refuse(fmt::format("{} layers, {} heads, {} channels and {} rows for {} tokens are not a valid model", layers,
-                       heads, channels, rows, vocab));
+    refuse(fmt::format(
+        "invalid sizes: {} layers, {} heads, {} channels, {} embedding rows (padded vocabulary) for a vocabulary of {}",
+        layers, heads, channels, rows, vocab));
   config_ = {.layers = layers, .heads = heads, .channels = channels, .context = context, .vocab = vocab};
   dtype_ = version == 5 ? DType::bfloat16 : DType::float32;
   std::map<std::string, Shape> shapes;
@@ -52,14 +53,14 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
   for (const char* kind : kOfLayers)
     for (int64_t layer = 0; layer < layers; ++layer) add(fmt::format("blocks.{}.{}", layer, kind));
   add("norm.weight"), add("norm.bias");
-  if (std::cmp_not_equal(at, size)) refuse(fmt::format("{} bytes; expected {} by its header", size, at));
+  if (std::cmp_not_equal(at, size)) refuse(fmt::format("{} bytes; expected {} according to its header", size, at));
 }
 
 FullTensors LlmcModel::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = places_.find(name);
     if (found == places_.end() || found->second.first != shape)
-      bad_input("{}: its GPT-2 has no '{}' of shape {}", what_, name, shape.str());
+      bad_input("{}: the GPT-2 model in this file has no tensor '{}' of shape {}", what_, name, shape.str());
     const size_t bytes = static_cast<size_t>(shape.numel() * element_size(dtype_));
     const TensorBytes from{name, dtype_, {shape.numel()}, file_.bytes().subspan(found->second.second, bytes)};
     return [from, dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };

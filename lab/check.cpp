@@ -36,10 +36,10 @@ fs::path build_folder() {
   const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
   for (const fs::path& folder : {prefix, prefix / "lib" / "tessera" / "lab"})
     if (fs::exists(folder / "compile_commands.json", none) && fs::exists(folder / "lab_link.txt", none)) return folder;
-  throw Error(fmt::format(
-      "lab: exercises require the build files, which are missing in {}; expected ./tessera in a clone of the "
-      "repository, or a program installed by a Tessera package",
-      prefix.string()));
+  throw Error(
+      fmt::format("lab: exercises require the build files, which are missing in {}; use ./tessera in a clone of the "
+                  "repository, or a program installed by a Tessera package",
+                  prefix.string()));
 }
 
 // Splits a shell command as written by CMake (spaces, quotes, backslashes).
@@ -62,7 +62,7 @@ Compilation compile_command(const Exercise& e) {
     if (file.string().ends_with(end)) return {directory, file, split_command(entry.value("command", ""))};
   }
   throw InputError(
-      fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
+      fmt::format("{}: no command for {}; expected a file written by a build with ./tessera", list.string(), e.file));
 }
 
 std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
@@ -189,7 +189,7 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
     }
     if (same.empty()) continue;
     const bool own = fs::equivalent(path, source, none);
-    out.push_back(fmt::format("{} Tessera's code except for comments and whitespace: {}",
+    out.push_back(fmt::format("{} code that is identical to Tessera's up to comments and whitespace: {}",
                               own ? "contains" : "includes " + one_line(name) + ", which contains",
                               fmt::join(same, ", ")));
   }

@@ -49,8 +49,8 @@ std::string factor_cause(double k, int n) {
         n);
   if (n > 1 && about(k, 1.0 / n))
     return fmt::format(
-        "every value is {0} times too small with {0} ranks: you averaged; the loss is already divided by all "
-        "tokens, so sum instead",
+        "every value is {0} times too small with {0} ranks: you averaged; the loss is already divided by the "
+        "number of tokens, so sum instead",
         n);
   if (about(k, -1)) return "every value has the wrong sign";
   if (about(k, 2)) return "every value is twice the expected one: something is added twice";

@@ -122,9 +122,9 @@ constexpr Known kKnown[] = {
     {"do not match the chunk sizes", "rows",
      "the row counts do not match: `sent` must sum to the rows sent, `received` to the rows received. For the return "
      "path and for gradients the two are swapped. A lambda called later must capture copies of both"},
-    {"that were dealt out", "rows",
-     "as many rows must return as this rank sent: `back` returns results to the source ranks of the rows"},
-    {"asks for", "order", "ranks call different collectives at the same time"},
+    {"rows that route() dispatched", "rows",
+     "this rank must receive as many results as it sent rows: `back` returns results to the source ranks of the rows"},
+    {"at the same time; all ranks", "order", "ranks call different collectives at the same time"},
     {"recv of", "message", "a message has the wrong size: sender and receiver use different chunks in this step"},
     {"the root has no graph", "gradient",
      "the result is not connected to its input: call x.edge() before take(), and return the result of record_one()"},
@@ -146,7 +146,7 @@ Failure explained(const std::string& what, const char* otherwise) {
     return {"nothing", what.substr(at), "the function is not implemented yet"};
   for (const Known& k : kKnown)
     if (what.find(k.pattern) != std::string::npos)
-      return {std::string(k.bound), what.substr(0, what.find("; a smaller `batch`")), std::string(k.cause)};
+      return {std::string(k.bound), what.substr(0, what.find("; reduce `batch`")), std::string(k.cause)};
   return {otherwise, what, ""};
 }
 

@@ -48,7 +48,7 @@ constexpr std::array<std::array<std::string_view, 3>, 7> kCauses = {{
     {"R", "I",
      "R requires a partial gradient on each rank; here every rank has the full gradient, which is then summed"},
     {"*", "P", "a sum over a sharded dim is a partial sum on each rank, P, until it is reduced"},
-    {"P", "*", "only sums accept partial sums: reduce it first, by P->I or P->S(1)"},
+    {"P", "*", "only sums accept partial sums: reduce the operand first, by P->I or P->S(1)"},
     {"S", "S", "sharded along a different dim than the other operand: outputs of a weight are dim 0, inputs dim 1"},
     {"S", "*", "sharded, but the other operand requires the full tensor"},
     {"*", "S", "unsharded, but the other operand is sharded"},
@@ -120,8 +120,8 @@ struct PlacedModule {
     const std::string_view all = find_entries(kParts, fields[0]);
     if (all.empty() || axes.empty() || axes.size() + 1 != fields.size() || ranks > 8)
       throw InputError(
-          fmt::format("{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 ranks in total, as "
-                      "mlp tp=2; got '{}'",
+          fmt::format("{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 ranks in total, such "
+                      "as mlp tp=2; got '{}'",
                       where, title));
     for (const std::string& op : split(all, '|')) {
       ops.push_back(split(op, ' '));
@@ -136,7 +136,7 @@ Placement placement_named(std::string_view word, const std::string& where) {
   for (const Placement& p : {R, I, P, S(0), S(1), S(2)})
     if (word == p.str()) return p;
   throw InputError(
-      fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or two of them as I->R; got '{}'", where, word));
+      fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or a conversion such as I->R; got '{}'", where, word));
 }
 
 PlacedModule parsed(std::string_view text, const std::string& name) {
@@ -163,9 +163,9 @@ PlacedModule parsed(std::string_view text, const std::string& name) {
       on.emplace_back(from, arrow == std::string::npos ? from : placement_named(fields[w].substr(arrow + 2), where));
     }
   }
-  if (!placed) throw InputError(name + ": expected a module and its axes in the first line, as mlp tp=2; got no line");
+  if (!placed) throw InputError(name + ": missing first line; expected a module and its axes, such as mlp tp=2");
   for (const Placed& t : placed->tensors)
-    if (t.on.empty()) throw InputError(fmt::format("{}: expected a line for '{}'; got none", name, t.name));
+    if (t.on.empty()) throw InputError(fmt::format("{}: the line for '{}' is missing", name, t.name));
   return *std::move(placed);
 }
 

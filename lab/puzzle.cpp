@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Placeholder line of a page for the numbers of the seed.
-constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
+constexpr std::string_view kNumbers = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {
   std::string_view pattern, cause;
@@ -111,7 +111,7 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
   } catch (const Error& e) {
     throw Failure{"schedule", e.what(), failure_cause(kFaults, e.what()), ""};
   }
-  expect(p.family.splits || !s.has(PassKind::I), "schedule", "I and W are not allowed here; expected F and B",
+  expect(p.family.splits || !s.has(PassKind::I), "schedule", "I and W are not allowed in this puzzle; expected F and B",
          "split backward passes are introduced in p8", "");
   const int chunks = p.family.chunks;
   expect(s.ranks == p.family.ranks && s.microbatches == t.known.microbatches && s.chunks() == chunks, "size",
@@ -121,11 +121,11 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
   expect(s.rank_of_stage == t.known.rank_of_stage, "size",
          fmt::format("stages 0, 1 and so on are on ranks {}; expected {}", fmt::join(s.rank_of_stage, ", "),
                      fmt::join(t.known.rank_of_stage, ", ")),
-         "the first line is rank 0, and your numbers specify its stages", draw(simulate(s), 0, 60));
+         "the first line is rank 0, and your problem instance specifies its stages", draw(simulate(s), 0, 60));
   const Simulation sim = simulate(s, t.times);
   const std::string picture = draw(sim, 1, 120);
   expect(!t.is_given || s.actions[0] == t.known.actions[0], "size",
-         "the line of rank 0 was changed; expected the given one", "write only the line of rank 1", picture);
+         "the line of rank 0 was changed; expected the original line", "write only the line of rank 1", picture);
   const std::vector<int> peaks = peak_in_flight(s);
   for (size_t r = 0; r < peaks.size(); ++r)
     expect(peaks[r] <= t.in_flight[r], "in flight",
@@ -139,7 +139,7 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
   const double best = simulate(t.known, t.times).makespan;
   return {
       {fmt::format("{} ranks, {} micro-batches; in flight by rank: {}", s.ranks, s.microbatches, fmt::join(peaks, " ")),
-       fmt::format("your step {} units, bubble {:.1f}%; best found by a short search {} units, {:.1f}%", sim.makespan,
+       fmt::format("your step: {} units, bubble {:.1f}%; best found by a short search: {} units, {:.1f}%", sim.makespan,
                    bubble, best, measured_bubble(t, best))},
       picture,
       {{"bubble_percent", bubble}, {"units", sim.makespan}, {"best_known_units", best}}};
@@ -203,8 +203,10 @@ Task make_learner_task(const PlacementPuzzle&, const PlacementTask& t) {
 
 Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& text, const std::string& name) {
   const PlacementVerdict v = check_placements(text, name);
-  expect(v.title == t.title, "size", fmt::format("{}; expected {}", v.title, t.title),
-         "the first line specifies module and ranks, x its input placement, y its output placement", v.picture);
+  expect(
+      v.title == t.title, "size", fmt::format("{}; expected {}", v.title, t.title),
+      "the first line specifies the module and the number of ranks; x is its input placement, y its output placement",
+      v.picture);
   expect(v.found.empty(), "table", v.found, v.cause,
          v.picture + "\nrelative to one rank, y and gradients: " + v.run + "\n");
   expect(v.good(), "values", "relative to one rank: " + v.run, "", v.picture);
@@ -214,7 +216,7 @@ Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& 
          fmt::format("sharded between steps and gathered: {}; expected {}",
                      v.gathered.empty() ? "none" : fmt::format("{}", fmt::join(v.gathered, ", ")),
                      fmt::join(t.gathered, ", ")),
-         "your numbers specify which vectors begin as S(0); all others begin as I", v.picture);
+         "your problem instance specifies which vectors begin as S(0); all others begin as I", v.picture);
   expect(v.sent <= t.sent, "bytes", fmt::format("{} bytes sent; expected at most {}", v.sent, t.sent),
          "unnecessary conversion: a matrix sharded by outputs followed by one sharded by inputs requires none",
          v.picture);
@@ -235,8 +237,8 @@ struct PlanPuzzle {
 
 constexpr Sign kPlanCauses[] = {
     {"activations", "activations: recompute in more layers, or use more micro-batches of fewer sequences"},
-    {"parameters", "replicated parameters: tp and pp split the model, zero = 3 shards them over dp"},
-    {"optimizer", "optimizer state of all local parameters: zero shards it over dp, tp and pp split the model"},
+    {"parameters", "replicated parameters: tp and pp partition the model, zero = 3 shards them over dp"},
+    {"optimizer", "optimizer state of all local parameters: zero shards it over dp, and tp and pp partition the model"},
     {"bubble", "pipeline bubble: use more micro-batches, fewer stages or a better schedule"},
     {"tp", "activations of every layer are sent over PCI Express: use fewer tp ranks"},
     {"dp", "parameters and gradients are sent over PCI Express per micro-batch: use fewer micro-batches"},
@@ -274,11 +276,11 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
   const int64_t layers = planned.recompute_layers;
   expect(layers >= kMinLayers && layers <= kMaxLayers, "size",
          fmt::format("recompute_layers = {}; expected {} to {}", layers, kMinLayers, kMaxLayers),
-         "`plan` recomputes in all layers or none; here only some layers recompute", "");
+         "`plan` recomputes in all layers or none; in this puzzle only some layers recompute", "");
   expect(l.plan.zero <= p.family.zero, "zero",
          fmt::format("zero = {}; expected at most {}", name_in(kZeroNames, l.plan.zero),
                      name_in(kZeroNames, p.family.zero)),
-         "in this puzzle the pipeline splits the model", "");
+         "in this puzzle the pipeline partitions the model", "");
   const planner::Prediction predicted = predict_partly(t, planned);
   const auto bar = [](const char* what, double gb, char of) {
     return fmt::format("{:<14} {:>5.1f} GB {}\n", what, gb, std::string(static_cast<size_t>(std::min(gb, 80.0)), of));
@@ -387,7 +389,7 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
     for (const std::string& line : would.failures)
       if (std::ranges::count(was.failures, line) == 0) other = line;
     wrong = {"name", fmt::format("run {} is not {}", run + 1, answer),
-             fmt::format("{}. The run would show: {}", defect(answer).what, other)};
+             fmt::format("{}. With this fault the run would report: {}", defect(answer).what, other)};
   }
   wrong.found += fmt::format("; score {} of {}", right, kRuns);
   expect(right == kRuns, "name", wrong.found, wrong.cause, picture);
@@ -505,11 +507,11 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   const fs::path folder = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
   const std::optional<Noted> given_out = read_note(folder);
   if (!given_out && in_folder)
-    throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` writes it",
+    throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` creates it",
                                  (folder / kTaskFile).string(), p.number, given.string()));
   if (given_out && given_out->puzzle != &p)
     throw InputError(
-        fmt::format("{} belongs to another puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
+        fmt::format("{} belongs to a different puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
   const std::string text = read_full(file, 1 << 20);
   const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;
@@ -520,7 +522,7 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
       throw Failure{"seed",
                     fmt::format("the first line is '{}'; expected '{}'", split(text, '\n')[0],
                                 split(note(p, *out.seed), '\n')[0]),
-                    "the file belongs to another task: each `lab start` creates a new one"};
+                    "the file belongs to a different task: each `lab start` creates a new one"};
     const Right right = p.task(*out.seed).grade(text, file.string());
     picture = right.picture, out.score = right.score, out.solved = true, out.kept = p.bounds.size();
     for (const std::string& line : right.held) lines += fmt::format("  passed {}\n", line);

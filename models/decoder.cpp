@@ -95,8 +95,8 @@ Decoder::Decoder(const ModelConfig& c)
     throw FieldError("positions", "requires `family` gpt2, got " + std::string(name_in(kFamilyNames, c.family)));
   if (find_row(c.family).rotary) return;
   if (c.position_rows() < c.context)
-    throw FieldError("positions", "expected at least one row for each of the " + std::to_string(c.context) +
-                                      " tokens of `context`, got " + std::to_string(c.positions));
+    throw FieldError("positions", "expected at least " + std::to_string(c.context) +
+                                      " position embeddings (`context`), got " + std::to_string(c.positions));
   for (const auto& [field, found] : {std::pair{"rope_theta", c.rotary != RotaryOptions()},
                                      {"window", c.window != 0},
                                      {"qkv_bias", c.qkv_bias},
@@ -112,7 +112,8 @@ Var Decoder::embed(const Tensor& ids) {
   const StepInfo at = step();
   const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
   if (total > config.context)
-    throw Error("[gpt] " + std::to_string(total) + " tokens exceed the context of " + std::to_string(config.context));
+    throw Error("[gpt] " + std::to_string(total) + " tokens exceed the context length of " +
+                std::to_string(config.context));
   const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
   Tensor places = at.documents.positions;
   if (!places.defined())

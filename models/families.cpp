@@ -39,7 +39,7 @@ const FamilyRow& find_row(Family family) {
                       {"attn.proj", {"self_attn.o_proj"}}},
         .feed_forward = {{"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}}, {"mlp.down", {"mlp.down_proj"}}}}}};
   const auto i = static_cast<size_t>(family);
-  if (i >= rows.size()) throw Error("[model] there is no family " + std::to_string(i));
+  if (i >= rows.size()) throw Error("[model] unknown family " + std::to_string(i));
   return rows[i];
 }
 
@@ -50,7 +50,7 @@ const TensorNames* FamilyRow::find(std::string_view module) const {
 }
 
 std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const ModelConfig& config) {
-  if (!make) throw Error("[model] make: expected a function that returns a model, got an empty one");
+  if (!make) throw Error("[model] make: expected a callable that returns a model, got an empty std::function");
   std::unique_ptr<LanguageModel> model = make(config);
   require_object(model.get(), "[model] make: its result");
   return model;
@@ -58,7 +58,7 @@ std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const Model
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
   if (config.experts.count > 0 && config.quantize.codec != Codec::none)
-    throw FieldError("quantize", "not supported with experts; expected a model without experts, got " +
+    throw FieldError("quantize", "not supported with experts; expected 0 experts, got " +
                                      std::to_string(config.experts.count) + " of them");
   std::unique_ptr<LanguageModel> made = std::make_unique<Decoder>(config);
   attach_lora(*made);
@@ -162,22 +162,22 @@ void add_rotary(Settings& s, RotaryOptions& r) {
   const std::string_view bands = "rope_scaling llama3 yarn";
   s.add(r.theta, of_llama("rope_theta", "base of the rotary frequencies [10000]", {1, 1e12}));
   s.add(r.scaling, of_llama("rope_scaling", "scaling method of rotary positions for longer contexts"));
-  s.add(r.factor, of_llama("rope_factor", "with `rope_scaling`: factor of the context extension [1]", {1, 1e6}));
-  s.add(r.low_freq_factor,
-        size("rope_low_freq",
-             "with llama3 or yarn scaling: frequencies with fewer periods per context are divided by the factor [1]",
-             {0, 1e6})
-            .with(bands));
-  s.add(r.high_freq_factor,
-        size("rope_high_freq",
-             "with llama3 or yarn scaling: frequencies with more periods per context are unchanged [4, yarn: 32]",
-             {0, 1e6})
-            .with(bands));
+  s.add(r.factor, of_llama("rope_factor", "with `rope_scaling`: context extension factor [1]", {1, 1e6}));
+  s.add(r.low_freq_factor, size("rope_low_freq",
+                                "with llama3 or yarn scaling: divide frequencies below this number of rotations per "
+                                "original context by `rope_factor` [1]",
+                                {0, 1e6})
+                               .with(bands));
+  s.add(r.high_freq_factor, size("rope_high_freq",
+                                 "with llama3 or yarn scaling: retain frequencies above this number of rotations per "
+                                 "original context [4, yarn: 32]",
+                                 {0, 1e6})
+                                .with(bands));
   s.add(r.original_context,
         size("rope_original_context", "with llama3 or yarn scaling: context length before scaling [8192]", {1, 1e9})
             .with(bands));
   s.add(r.attention_factor,
-        size("rope_attention", "with yarn scaling: scale of queries and keys; default: 0.1 ln(`rope_factor`) + 1",
+        size("rope_attention", "with yarn scaling: scale factor of queries and keys [0.1 ln(`rope_factor`) + 1]",
              {0, 1e6})
             .with("rope_scaling yarn"));
 }
@@ -187,16 +187,18 @@ void add_experts(Settings& s, ExpertConfig& e) {
                       {0, 1e4}));
   s.add(e.per_token, of_experts("experts_per_token", "with `experts`: experts selected per token [2]", {1, 1e4}));
   s.add(e.shared,
-        of_experts("shared_experts", "with `experts`: width of a shared expert for all tokens, in expert widths [0]",
+        of_experts("shared_experts",
+                   "with `experts`: width of a shared expert for all tokens, as a multiple of an expert's width [0]",
                    {0, 1e4}));
   s.add(e.capacity, of_routing("expert_capacity",
-                               "with `experts`: capacity factor, the maximum load of an expert relative to an even "
-                               "distribution in a sequence; excess tokens are dropped; 0: unlimited [0]"));
-  s.add(e.softmax,
-        of_experts("router_softmax",
-                   "with `experts`: routing weights are a softmax over the chosen experts or over all [chosen]"));
+                               "with `experts`: capacity factor: maximum load of an expert relative to a balanced "
+                               "load, per sequence; excess tokens are dropped; 0: unlimited [0]"));
+  s.add(e.softmax, of_experts("router_softmax",
+                              "with `experts`: compute the routing weights as a softmax over the chosen experts or "
+                              "over all experts [chosen]"));
   s.add(e.balance_loss, of_routing("balance_loss", "with `experts`: weight of the load-balancing loss [0.01]"));
-  s.add(e.z_loss, of_routing("z_loss", "with `experts`: weight of the router z-loss, which limits logits [0.001]"));
+  s.add(e.z_loss,
+        of_routing("z_loss", "with `experts`: weight of the router z-loss, which penalizes large logits [0.001]"));
 }
 
 void add_adapters(Settings& s, LoraConfig& l) {
@@ -205,12 +207,11 @@ void add_adapters(Settings& s, LoraConfig& l) {
                  "model",
                  {0, 1e6}})
       .for_identity(IdentityRole::unless_default);
-  s.add(l.alpha, {"lora_alpha", "scale of adapters is alpha / rank; default: the rank", {0, 1e6}}).follows();
+  s.add(l.alpha, {"lora_alpha", "LoRA alpha; adapters are scaled by alpha / rank [`lora_rank`]", {0, 1e6}}).follows();
   s.add(l.dropout, {"lora_dropout", "dropout probability of adapter inputs", {0, 1, true}})
       .for_identity(IdentityRole::unless_default);
-  s.add(l.rank_stabilised, {"lora_rslora", "scale adapters by alpha / sqrt(rank) instead"});
-  s.add(l.targets,
-        {"lora_targets", "comma-separated layers with adapters, or all; default: q_proj,v_proj, and c_attn for gpt2"})
+  s.add(l.rank_stabilised, {"lora_rslora", "scale adapters by alpha / sqrt(rank) (rsLoRA)"});
+  s.add(l.targets, {"lora_targets", "comma-separated layers with adapters, or all [q_proj,v_proj; gpt2: c_attn]"})
       .follows()
       .for_identity(IdentityRole::unless_default);
 }
@@ -225,24 +226,24 @@ ModelConfig resolve_sizes(ModelConfig c) {
 Settings field_descriptors(ModelConfig& c) {
   Settings s;
   s.group("Model");
-  s.add(c.family, size("family", "model family; default: that of `model`"));
+  s.add(c.family, size("family", "model family [the family of `model`]"));
   s.add(c.layers, size("layers", "transformer blocks", {1, 100000}).for_identity(IdentityRole::yes));
-  s.add(c.heads, size("heads", "attention heads; must divide the channels", {1, 1e6}).for_identity(IdentityRole::yes));
+  s.add(c.heads,
+        size("heads", "number of attention heads; must divide `channels`", {1, 1e6}).for_identity(IdentityRole::yes));
   s.add(c.kv_heads,
-        size("kv_heads", "heads of keys and values (grouped-query attention); must divide the heads", {1, 1e6}));
-  s.add(c.head_dim, size("head_dim", "channels of one head; default: channels / heads", {1, 1e6}));
+        size("kv_heads", "number of key-value heads (grouped-query attention); must divide `heads`", {1, 1e6}));
+  s.add(c.head_dim, size("head_dim", "channels of one head [`channels` / `heads`]", {1, 1e6}));
   s.add(c.channels, size("channels", "model width (hidden size)", {1, 1e6}).for_identity(IdentityRole::yes));
-  s.add(c.ffn, size("ffn", "hidden channels of a feed-forward layer, or of an expert; default: 4 times the channels",
-                    {1, 1e7}));
+  s.add(c.ffn, size("ffn", "hidden channels of a feed-forward layer or an expert [4 x `channels`]", {1, 1e7}));
   s.add(c.context, {"context", "context length in tokens", {1, 1e9}}).follows().for_identity(IdentityRole::yes);
-  s.add(c.positions, {"positions", "rows of the position embedding (gpt2 family); default: the context", {1, 1e9}})
+  s.add(c.positions, {"positions", "number of position embeddings (gpt2 family) [`context`]", {1, 1e9}})
       .follows()
       .with("family gpt2")
       .for_identity(IdentityRole::unless_default);
   s.add(c.vocab,
         size("vocab", "pad the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(IdentityRole::yes));
   s.add(c.tied,
-        size("tied", "use a separate table for the head; default: tied to the token embedding").unless("untied"));
+        size("tied", "use a separate weight for the output head instead of the token embedding").unless("untied"));
   add_rotary(s, c.rotary);
   s.add(c.window, of_llama("window", "sliding attention window in tokens; 0: unlimited [0]", {0, 1e9}));
   s.add(c.qkv_bias, of_llama("qkv_bias", "biases of q, k and v in the llama family, as in Qwen2"));
@@ -257,11 +258,11 @@ Settings field_descriptors(ModelConfig& c) {
   s.group("Fine-tuning");
   add_adapters(s, c.lora);
   s.add(c.quantize.codec, {"quantize",
-                           "store frozen weights of layers in 4 bits (QLoRA): nf4, or gptq for a model from `tessera "
-                           "checkpoint quantize`; default: the format of `init`"})
+                           "4-bit format of frozen layer weights (QLoRA): nf4, or gptq for a model from `tessera "
+                           "checkpoint quantize` [the format of `init`]"})
       .follows()
       .for_identity(IdentityRole::unless_default);
-  s.add(c.quantize.group, {"quantize_group", "with gptq: columns per scale, -1 for full rows; default: 128", {-1, 1e6}})
+  s.add(c.quantize.group, {"quantize_group", "with gptq: columns per scale, -1 for full rows [128]", {-1, 1e6}})
       .follows()
       .for_identity(IdentityRole::unless_default);
   return s;

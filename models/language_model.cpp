@@ -28,7 +28,7 @@ void LanguageModel::place(const ModelAxes& axes) {
   for (const Communicator* axis : {axes.tp, axes.cp, axes.ep})
     if (is_cut(axis))
       throw FieldError(axis->axis(),
-                       "this model does not support the axis; expected 1, got " + std::to_string(axis->size()));
+                       "this model does not support this axis; expected size 1, got " + std::to_string(axis->size()));
 }
 
 Var LanguageModel::embedded(const Tensor& ids) {
@@ -101,8 +101,8 @@ Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const
   check_texts(ids.dim(0), texts, config.layers);
   for (const TextCache* text : texts)
     if (context_length(*text) + ids.dim(1) > config.context)
-      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens exceed the context of " +
-                  std::to_string(config.context));
+      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) +
+                  " tokens exceed the context length of " + std::to_string(config.context));
   return embed(ids).value();
 }
 

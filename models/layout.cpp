@@ -32,12 +32,12 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
   if (!(between == I) && !(between == S(1)))
     throw Error("[tensor_parallel] placement between the blocks: expected I or S(1), got " + between.str());
   check_divides(tp, config.heads, "heads");
-  check_divides(tp, config.all_heads().key, "heads of keys and values");
+  check_divides(tp, config.all_heads().key, "key-value heads");
   if (between == S(1))
     check_divides(tp, between.full_size > 0 ? between.full_size : config.context, "tokens of a sequence");
   if (config.vocab < tp.size())
-    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks do not divide " +
-                std::to_string(config.vocab) + " entries of a vocabulary; expected at most " +
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) +
+                " ranks exceed the vocabulary size, " + std::to_string(config.vocab) + "; expected at most " +
                 std::to_string(config.vocab) + " ranks");
   return {between.kind, between.dim};
 }
@@ -66,7 +66,7 @@ std::vector<Range> split_layers(LanguageModel& model, int stages) {
   const int64_t layers = model.config.layers;
   if (stages < 1 || stages > layers)
     throw Error("[pipeline] " + std::to_string(layers) + " layers cannot be partitioned into " +
-                std::to_string(stages) + " stages; expected at most one per layer");
+                std::to_string(stages) + " stages; expected at most one stage per layer");
   constexpr double kNever = std::numeric_limits<double>::infinity();
   const auto width = static_cast<size_t>(layers) + 1;
   std::vector<std::vector<double>> best(static_cast<size_t>(stages) + 1, std::vector<double>(width, kNever));

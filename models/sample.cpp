@@ -41,7 +41,7 @@ size_t filtered_count(const std::vector<double>& weights, const std::vector<int3
 }  // namespace
 
 int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t index, std::span<const int32_t> before) {
-  if (!logits_any.defined()) throw Error("[sample] logits: expected a tensor, got an undefined one");
+  if (!logits_any.defined()) throw Error("[sample] logits: the tensor is undefined");
   if (!(o.temperature >= 0))
     throw FieldError("temperature", "expected 0 or more, got " + std::to_string(o.temperature));
   if (!(o.repetition_penalty > 0))
@@ -52,7 +52,7 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
     reject("sample", "logits (V)", logits_any.describe());
   for (const int32_t token : before)
     if (token < 0 || token >= logits_any.numel())
-      throw Error("[sample] before: token " + std::to_string(token) + " is outside of the vocabulary, " +
+      throw Error("[sample] before: token " + std::to_string(token) + " is outside the vocabulary of " +
                   std::to_string(logits_any.numel()));
   std::vector<double> logits = logits_any.to(DType::float64).to_vector<double>();
   if (std::ranges::any_of(logits, [](auto x) { return std::isnan(x); })) reject("sample", "logits without NaN", "NaN");
@@ -109,7 +109,7 @@ void DecodingState::grow(int32_t token) {
 
 void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f) {
-  if (!f) throw Error("[sample] f: expected a function of a token, got an empty one");
+  if (!f) throw Error("[sample] f: expected a callable, got an empty std::function");
   if (count < 0) reject("sample", "a count of at least 0", std::to_string(count));
   const ArenaPtr arena = model.parameters().at(0)->var.value().arena();
   DecodingState text(model, prompt, count);

@@ -1,3 +1,4 @@
+// Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
 #include "base/error.h"
@@ -19,8 +20,8 @@ Attention::Options resolved(int64_t channels, Attention::Options o) {
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   if (o.head_dim == 0) o.head_dim = channels / o.heads;
   if (o.kv_heads < 0 || o.heads % o.kv_heads != 0)
-    throw Error("[attention] " + std::to_string(o.kv_heads) + " heads of keys and values do not divide the " +
-                std::to_string(o.heads) + " of queries");
+    throw Error("[attention] " + std::to_string(o.kv_heads) +
+                " key-value heads do not divide the number of query heads, " + std::to_string(o.heads));
   if (o.window < 0) reject("attention", "a `window` of at least 0", std::to_string(o.window));
   if (!(o.dropout >= 0 && o.dropout < 1)) reject("attention", "a `dropout` in [0, 1)", std::to_string(o.dropout));
   return o;
@@ -123,9 +124,10 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
   const bool scaled = o.scaling != RopeScaling::none, yarn = o.scaling == RopeScaling::yarn,
              bands = yarn || o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
-    throw FieldError("head_dim", "rotary positions rotate pairs of elements; expected an even number such as " +
+    throw FieldError("head_dim", "rotary embeddings rotate pairs of elements; expected an even number such as " +
                                      std::to_string(head_dim + 1) + ", got " + std::to_string(head_dim));
-  if (scaled && o.factor == 1) throw FieldError("rope_factor", "expected the factor of the context extension, got 1");
+  if (scaled && o.factor == 1)
+    throw FieldError("rope_factor", "expected the context extension factor (above 1), got 1");
   if (!scaled && o.factor != 1)
     throw FieldError("rope_factor", "requires `rope_scaling` linear, llama3 or yarn, got none");
   for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
@@ -135,7 +137,7 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
   if (!yarn && o.attention_factor != usual.attention_factor)
     throw FieldError("rope_attention", "requires `rope_scaling` yarn");
   if (bands && !(o.low_freq_factor < o.high_freq_factor))
-    throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
+    throw FieldError("rope_low_freq", "must be less than `rope_high_freq`");
 }
 
 Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
@@ -149,7 +151,7 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
     const int64_t last =
         at.positions.empty() ? like.dim(1) - 1 : *std::max_element(at.positions.begin(), at.positions.end());
     if (last >= context_)
-      throw Error("[rotary] position " + std::to_string(last) + "; the context is " + std::to_string(context_));
+      throw Error("[rotary] position " + std::to_string(last) + "; the context length is " + std::to_string(context_));
   }
   if (!rope.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
@@ -221,7 +223,7 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
     KvCache& cache = *texts[i];
     const auto at = static_cast<int64_t>(i);
     if (cache.length + t > cache.capacity)
-      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens exceed the capacity of the cache, " +
+      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens exceed the cache capacity, " +
                   std::to_string(cache.capacity));
     if (!cache.keys.defined()) {
       cache.keys = x.make({1, cache.capacity, here_.key, d});

@@ -1,3 +1,4 @@
+// Transformer layers.
 #pragma once
 
 #include "autograd/ops.h"

@@ -1,3 +1,4 @@
+// Parameter trees and their materialization.
 #include "nn/module.h"
 
 #include "nn/quantize/packed.h"
@@ -42,7 +43,9 @@ void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& ra
 
 }  // namespace
 
-Var Module::forward(const Var&) { throw Error("[module] '" + full_name() + "' has no forward() with one input"); }
+Var Module::forward(const Var&) {
+  throw Error("[module] '" + full_name() + "' does not implement forward() for a single input");
+}
 
 Var Module::operator()(const Var& x) {
   return call([this](const Var& in) { return forward(in); }, x);
@@ -72,7 +75,7 @@ Var& Module::param(std::string name, const Shape& shape, Init init) {
 Parameter& Module::parameter(const Var& var) {
   const auto found =
       std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return &p.var == &var; });
-  if (found == parameters_.end()) throw Error("[module] '" + full_name() + "' has no such parameter");
+  if (found == parameters_.end()) throw Error("[module] '" + full_name() + "' does not own this parameter");
   return *found;
 }
 
@@ -84,12 +87,12 @@ StepInfo Module::step() const {
 void Module::shard(const Var& var, ShardSpec spec) {
   Parameter& p = parameter(var);
   if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
-    throw Error("[module] '" + p.name + "' cannot be sharded: it has memory or is already sharded");
+    throw Error("[module] '" + p.name + "' cannot be sharded: it is already materialized or sharded");
   for (const ShardSpec::Run& run : spec.runs)
     if (run.begin < 0 || run.size < 1 || run.size > p.whole[spec.dim] - run.begin)
       throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
-                  std::to_string(spec.dim) + "; it cannot be sharded to " + std::to_string(run.size) + " from " +
-                  std::to_string(run.begin));
+                  std::to_string(spec.dim) + "; shard out of range: " + std::to_string(run.size) +
+                  " elements starting at " + std::to_string(run.begin));
   p.shard = std::move(spec);
   if (p.packed) cut(*p.packed, p);
   p.var = Var(Tensor::meta(p.local(), p.var.dtype()), p.trainable);
@@ -98,7 +101,7 @@ void Module::shard(const Var& var, ShardSpec spec) {
 void Module::quantize(const Var& var, const Packing& packing) {
   Parameter& p = parameter(var);
   if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
-    throw Error("[module] '" + p.name + "' cannot be quantized: it has memory or is sharded");
+    throw Error("[module] '" + p.name + "' cannot be quantized: it is already materialized or sharded");
   check(packing, p.name);
   p.packed = make_packed(packing);
   p.trainable = false;
@@ -108,7 +111,7 @@ void Module::quantize(const Var& var, const Packing& packing) {
 void Module::freeze() {
   for (Parameter* p : parameters()) {
     if (p->var.value().device() != Device::meta)
-      throw Error("[module] '" + p->name + "' cannot be frozen: it has memory");
+      throw Error("[module] '" + p->name + "' cannot be frozen: it is already materialized");
     p->trainable = false;
     p->var = Var(Tensor::meta(p->local(), p->var.dtype()));
   }

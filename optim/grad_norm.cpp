@@ -1,3 +1,4 @@
+// Gradient norm with a fixed summation order.
 #include "optim/grad_norm.h"
 
 #include <fmt/format.h>
@@ -70,7 +71,7 @@ void ordered_sums(const Tensor& sums, std::span<const BlockRun> runs, const Tens
 Tensor sums_of_squares(std::span<const Tensor> tensors) {
   const auto defined = [](const Tensor& t) { return t.defined(); };
   if (tensors.empty() || !std::ranges::all_of(tensors, defined))
-    throw Error("[sums_of_squares] tensors: expected at least one, and none that is undefined");
+    throw Error("[sums_of_squares] tensors: expected at least one, all of them defined");
   const auto on_cpu = [&] {
     Tensor out = tensors[0].make({static_cast<int64_t>(tensors.size())}, DType::float64, Category::workspace);
     for (size_t i = 0; i < tensors.size(); ++i) {

@@ -1,3 +1,4 @@
+// Muon's operations on full matrices, between its two elementwise passes.
 #include "optim/muon.h"
 
 #include "optim/grad_norm.h"

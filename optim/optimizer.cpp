@@ -1,3 +1,4 @@
+// Optimizers: validation of units, state tensors, and the CPU loop shared by all rules.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>
@@ -14,14 +15,16 @@ namespace {
 void check_unit(const FlatUnit& unit) {
   const Tensor &values = unit.values, &grads = unit.grads;
   if (!is_floating(values.dtype()) || values.ndim() != 1 || !values.is_contiguous())
-    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous 1-D floating tensor", unit.name,
-                            values.describe()));
+    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous 1-D floating-point tensor",
+                            unit.name, values.describe()));
   if (!is_floating(grads.dtype()) || grads.shape() != values.shape() || !grads.is_contiguous())
-    throw Error(fmt::format("[optimizer] gradients of {} are {}; expected a contiguous floating tensor of shape {}",
-                            unit.name, grads.describe(), values.shape().str()));
+    throw Error(
+        fmt::format("[optimizer] gradients of {} are {}; expected a contiguous floating-point tensor of shape {}",
+                    unit.name, grads.describe(), values.shape().str()));
   if ((values.dtype() == DType::float64) != (grads.dtype() == DType::float64))
-    throw Error(fmt::format("[optimizer] values of {} are {} and gradients {}; expected float64 for both or neither",
-                            unit.name, to_string(values.dtype()), to_string(grads.dtype())));
+    throw Error(
+        fmt::format("[optimizer] values of {} are {} and gradients {}; expected float64 for both or for neither",
+                    unit.name, to_string(values.dtype()), to_string(grads.dtype())));
   const Slot* before = nullptr;
   for (const Slot& slot : unit.slots) {
     if (before != nullptr && slot.begin < before->end())
@@ -130,7 +133,8 @@ Optimizer::Optimizer(OptimizerKind kind, std::vector<FlatUnit> units, const Opti
   for (const FlatUnit& unit : units_) check_unit(unit);
   for (const FlatUnit& unit : units_)
     if (rounds(unit) && unit.grads.device() != Device::cpu)
-      throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected the CPU, or float32", unit.name));
+      throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected float32, or bfloat16 on the CPU",
+                              unit.name));
   for (const FlatUnit& unit : units_) {
     const Tensor& values = unit.values;
     if (!unit.slots.empty()) models_.push_back(unit.slots[0].parameter->state);

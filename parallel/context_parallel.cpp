@@ -89,7 +89,7 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
 
 std::vector<int> context_chunks(int ranks, int rank, SequencePartition balance) {
   if (rank < 0 || rank >= ranks)
-    throw Error("[context_parallel] there is no rank " + std::to_string(rank) + " among " + std::to_string(ranks));
+    throw Error("[context_parallel] rank out of range: " + std::to_string(rank) + " of " + std::to_string(ranks));
   if (balance == SequencePartition::contiguous) return {rank};
   return {rank, 2 * ranks - 1 - rank};
 }
@@ -100,8 +100,8 @@ std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Sequ
   const int64_t count = ranks * std::ssize(chunks);
   if (tokens <= 0 || tokens % count != 0)
     throw Error("[context_parallel] " + std::to_string(tokens) + " tokens are not divisible into " +
-                std::to_string(count) + " equal chunks for " + std::to_string(ranks) + " ranks; expected " +
-                nearest_multiples(tokens, count));
+                std::to_string(count) + " equal chunks for " + std::to_string(ranks) +
+                " ranks; nearest valid value: " + nearest_multiples(tokens, count));
   std::vector<int64_t> positions(static_cast<size_t>(tokens / ranks));
   const int64_t size = tokens / count;
   auto at = positions.begin();

@@ -106,15 +106,15 @@ void check_options(const Communicator& axis, const DataOptions& o) {
   };
   const auto divides = [&](const char* field, int found) {
     require_object(&axis, "[data parallel] axis");
-    expect(found > 0 && axis.size() % found == 0, field,
-           "a number that divides the " + std::to_string(axis.size()) + " ranks of the axis", std::to_string(found));
+    expect(found > 0 && axis.size() % found == 0, field, "a divisor of the axis size, " + std::to_string(axis.size()),
+           std::to_string(found));
   };
   at_least(1, "microbatches", o.microbatches);
   at_least(0, "bucket_bytes", o.bucket_bytes);
   if (o.shard_ranks != 0) divides("shard_ranks", o.shard_ranks);
   for (const auto& [field, dtype] : {std::pair("dtype", o.dtype), std::pair("grad_dtype", o.grad_dtype)})
-    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field, "a floating dtype",
-           std::string(to_string(dtype)));
+    expect(dtype == DType::float64 || dtype == DType::float32 || dtype == DType::bfloat16, field,
+           "a floating-point dtype", std::string(to_string(dtype)));
   if (o.mode != DataMode::diloco) return;
   at_least(1, "sync.every", o.sync.every);
   at_least(1, "sync.fragments", o.sync.fragments);
@@ -122,7 +122,7 @@ void check_options(const Communicator& axis, const DataOptions& o) {
          std::to_string(o.sync.fragments));
   for (const int64_t fragment : o.fragments)
     expect(fragment >= 0 && fragment < o.sync.fragments, "fragments",
-           "numbers below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
+           "values below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
   expect(std::isfinite(o.outer_lr), "outer_lr", "a finite number", std::to_string(o.outer_lr));
   expect(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
 }
@@ -133,9 +133,9 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
                                                  const DataOptions& options) {
   check_options(axis, options);
   require_object(&model, "[data parallel] model");
-  if (model.parameters().empty()) throw Error("[data parallel] model: expected parameters, got none");
+  if (model.parameters().empty()) throw Error("[data parallel] model: it has no parameters");
   if (options.mode == DataMode::ps_async)
-    throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
+    throw Error("[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
   if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);
   if (options.mode == DataMode::diloco) return make_diloco(model, axis, arena, options);
   if (options.mode == DataMode::ps_sync) return make_parameter_server(model, axis, arena, options);

@@ -15,21 +15,21 @@ Tensor room(const DataStrategy& s, int64_t numbers) {
 
 // Sums of squares of this rank's shards. A unit is one slice, or one slice per slot that counts; each slice has its own
 // norm blocks.
-Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
+Tensor squares_of_own(const DataStrategy& s, const Communicator* tp) {
   std::vector<Tensor> parts;
   std::vector<BlockRun> runs;
   for (const FlatUnit& shard : s.shards()) {
     const auto before = std::ssize(parts);
-    if (!beside && shard.trainable()) parts.push_back(shard.grads);
+    if (!tp && shard.trainable()) parts.push_back(shard.grads);
     for (const Slot& slot : shard.slots) {
-      if (!beside || !shard.trainable()) break;
+      if (!tp || !shard.trainable()) break;
       const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), shard.grads.numel());
-      const bool counts = beside->rank() == 0 || slot.parameter->shard.axis == beside->axis();
+      const bool counts = tp->rank() == 0 || slot.parameter->shard.axis == tp->axis();
       if (from < to && counts) parts.push_back(shard.grads.narrow(0, from, to - from));
     }
     runs.push_back({.begin = before, .count = std::ssize(parts) - before});
   }
-  if (!beside && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
+  if (!tp && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
   Tensor sums = room(s, std::ssize(s.layout().sizes));
   if (parts.empty())
     sums.fill(0);

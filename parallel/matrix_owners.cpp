@@ -71,7 +71,7 @@ void MatrixOwners::exchange_shards() {
   std::vector<int64_t> mine(matrices_.size() * width, 0);
   for (size_t i = 0; i < matrices_.size(); ++i) {
     const std::vector<ShardSpec::Run>& runs = matrices_[i].slot.parameter->shard.runs;
-    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix has more than three runs per rank");
+    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix shard has more than three contiguous runs");
     for (size_t r = 0; r < runs.size(); ++r) {
       mine[i * width + 2 * r] = runs[r].begin;
       mine[i * width + 2 * r + 1] = runs[r].size;

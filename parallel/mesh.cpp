@@ -62,12 +62,12 @@ std::string Mesh::describe() const {
 size_t Mesh::index(std::string_view axis) const {
   for (size_t a = 0; a < axes_.size(); ++a)
     if (axes_[a].name == axis) return a;
-  throw Error("[mesh] there is no axis '" + std::string(axis) + "'; the mesh is " + describe());
+  throw Error("[mesh] unknown axis '" + std::string(axis) + "'; the mesh is " + describe());
 }
 
 std::vector<int> Mesh::coordinates(int world_rank) const {
   if (world_rank < 0 || world_rank >= world_.size())
-    throw Error("[mesh] there is no rank " + std::to_string(world_rank) + "; the mesh is " + describe());
+    throw Error("[mesh] rank out of range: " + std::to_string(world_rank) + "; the mesh is " + describe());
   std::vector<int> at(axes_.size());
   for (size_t a = axes_.size(); a-- > 0; world_rank /= axes_[a].size) at[a] = world_rank % axes_[a].size;
   return at;
@@ -79,7 +79,7 @@ int Mesh::rank_at(const std::vector<int>& coordinates) const {
   int rank = 0;
   for (size_t a = 0; a < axes_.size(); ++a) {
     if (coordinates[a] < 0 || coordinates[a] >= axes_[a].size)
-      throw Error("[mesh] there is no coordinate " + std::to_string(coordinates[a]) + " on axis " + axes_[a].name +
+      throw Error("[mesh] coordinate out of range: " + std::to_string(coordinates[a]) + " on axis " + axes_[a].name +
                   "; the mesh is " + describe());
     rank = rank * axes_[a].size + coordinates[a];
   }

@@ -58,7 +58,7 @@ struct Ring {
   std::vector<Tile> tiles(int hop) const;
 };
 
-Tensor attend_tile(const Tensor& x, const Range& tokens) { return x.narrow(1, tokens.begin, tokens.size()); }
+Tensor token_slice(const Tensor& x, const Range& tokens) { return x.narrow(1, tokens.begin, tokens.size()); }
 
 std::vector<Tile> Ring::tiles(int hop) const {
   const std::vector<ChunkPair> pairs = chunk_pairs(ranks(), cp.rank(), holder(hop), balance, options.causal);
@@ -81,7 +81,7 @@ std::vector<Tile> Ring::tiles(int hop) const {
     o.first_query = pair.query * chunk_tokens();
     o.first_key = pair.key * chunk_tokens();
     if (o.tokens_total == 0) o.tokens_total = tokens * ranks();
-    if (o.starts.defined()) o.starts = attend_tile(o.starts, place(pair.query));
+    if (o.starts.defined()) o.starts = token_slice(o.starts, place(pair.query));
     const bool first_of_keys = std::find(begun.begin(), begun.end(), pair.key) == begun.end();
     all.push_back({place(pair.query), place(pair.key), o, hop == 0 && place(pair.key).begin == 0, first_of_keys});
     begun.push_back(pair.key);
@@ -96,7 +96,7 @@ Ring make_ring(const Tensor& qkv, const Heads& heads, const AttentionOptions& op
   if (balance == SequencePartition::zigzag && qkv.dim(1) % 2 != 0)
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag requires an even number");
   if (options.first_key != 0 || options.first_query >= 0)
-    throw Error(where + "first_key and first_query must not be set; they follow from the ranks");
+    throw Error(where + "first_key and first_query must not be set; they are derived from the ranks");
   AttentionOptions o = options;
   if (o.starts_may_be_ignored) o.starts = {};  // otherwise a hop would require several tiles
   return {cp,    balance,  o,        qkv.dtype(), partial_dtype(q, o), accum_dtype(qkv.dtype()),
@@ -107,7 +107,7 @@ struct RingAttended {
   AttentionResult all;  // (B, T / c, H, D) and (B, H, T / c)
 
   AttentionResult of(const Range& queries) const {
-    return {attend_tile(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
+    return {token_slice(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
   // Memory for a tile's result: `out` and `lse` each in their final place if that is free and needs no conversion.
   AttentionResult room(const Ring& ring, const Tile& tile) const {
@@ -134,8 +134,8 @@ AttentionResult forward(const Ring& ring, const Tensor& packed) {
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
     for (const Tile& tile : ring.tiles(hop)) {
       const AttentionResult room = sum.room(ring, tile);
-      attention_into(attend_tile(q, tile.queries), attend_tile(ring.keys(kv), tile.keys),
-                     attend_tile(ring.values(kv), tile.keys), tile.options, room);
+      attention_into(token_slice(q, tile.queries), token_slice(ring.keys(kv), tile.keys),
+                     token_slice(ring.values(kv), tile.keys), tile.options, room);
       if (tile.first_of_queries)
         sum.begin(tile, room);
       else
@@ -179,12 +179,12 @@ class Backward {
   int64_t add(int hop, const Tensor& kv, const Tensor& dq, const Tensor& dkv) {
     int64_t unmasked = 0;
     for (const Tile& tile : ring_.tiles(hop)) {
-      Gradient queries(attend_tile(dq, tile.queries), ring_.tile_dtype, tile.first_of_queries),
-          keys(attend_tile(dkv, tile.keys), ring_.tile_dtype, tile.first_of_keys);
+      Gradient queries(token_slice(dq, tile.queries), ring_.tile_dtype, tile.first_of_queries),
+          keys(token_slice(dkv, tile.keys), ring_.tile_dtype, tile.first_of_keys);
       Tensor dq_tile = queries.tile(), dk = ring_.keys(keys.tile()), dv = ring_.values(keys.tile());
       const AttentionResult merged = result_.of(tile.queries);
-      attention_backward(attend_tile(dout_, tile.queries), attend_tile(q_, tile.queries),
-                         attend_tile(ring_.keys(kv), tile.keys), attend_tile(ring_.values(kv), tile.keys),
+      attention_backward(token_slice(dout_, tile.queries), token_slice(q_, tile.queries),
+                         token_slice(ring_.keys(kv), tile.keys), token_slice(ring_.values(kv), tile.keys),
                          {merged.out, merged.lse.contiguous()}, tile.options, dq_tile, dk, dv);
       queries.take();
       keys.take();
@@ -215,11 +215,11 @@ Tensor backward(const Ring& ring, const Tensor& packed, const AttentionResult& r
       local.add(hop, kv, dq, home);
     } else {
       const int64_t unmasked = local.add(hop, kv, dq, dkv);
-      Tensor brought = attend_tile(dkv, {0, unmasked}), rest = attend_tile(dkv, {unmasked, ring.tokens});
+      Tensor brought = token_slice(dkv, {0, unmasked}), rest = token_slice(dkv, {unmasked, ring.tokens});
       if (hop > 1) {
         ring.cp.recv(arriving, ring.previous(), kTheirGradients);
-        if (unmasked > 0) add_(brought, attend_tile(arriving, {0, unmasked}));
-        rest.copy_from(attend_tile(arriving, {unmasked, ring.tokens}));
+        if (unmasked > 0) add_(brought, token_slice(arriving, {0, unmasked}));
+        rest.copy_from(token_slice(arriving, {unmasked, ring.tokens}));
       } else {
         rest.fill(0);
       }

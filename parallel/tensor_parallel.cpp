@@ -84,20 +84,20 @@ void shard_parameter(Module& module, const Var& parameter, int dim, const Commun
   for (const int64_t size : segments.empty() ? std::vector<int64_t>{parameter.dim(dim)} : segments) {
     if (size < tp.size())
       throw Error(fmt::format(
-          "[tensor_parallel] {} axis: {} along dim {} of a parameter of '{}' cannot be sharded over {} ranks",
+          "[tensor_parallel] {} axis: size {} along dim {} of a parameter of '{}' cannot be sharded over {} ranks",
           tp.axis(), size, dim, module.full_name(), tp.size()));
     const Range own = chunk_range(size, tp.size(), tp.rank());
     spec.runs.push_back({begin + own.begin, own.size()});
     begin += size;
   }
   if (begin != parameter.dim(dim))
-    throw Error(fmt::format("[tensor_parallel] segments of {} for dim {} of a parameter of '{}', which has {}", begin,
-                            dim, module.full_name(), parameter.dim(dim)));
+    throw Error(
+        fmt::format("[tensor_parallel] segments add up to {} along dim {} of a parameter of '{}', which has size {}",
+                    begin, dim, module.full_name(), parameter.dim(dim)));
   module.shard(parameter, std::move(spec));
 }
 
 std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) {
-  check_placement("colwise", in);
   const auto begun = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Tensor x) -> SharedInput::Arriving {
       const auto moving = std::make_shared<PendingRedistribute>(start_redistribute(std::move(x), tp, from, to));
@@ -136,6 +136,7 @@ void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from
 }  // namespace
 
 void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segment_sizes) {
+  check_placement("colwise", in);
   if (tp.size() == 1) return;
   const std::vector<int64_t> segments = segment_sizes.empty() ? std::vector<int64_t>{l.weight.dim(0)} : segment_sizes;
   shard_parameter(l, l.weight, 0, tp, segments);

@@ -198,7 +198,7 @@ Case checked_case(const Case& given) {
     throw FieldError("experts_per_token", fmt::format("expected 1 to {}, got {}", m.experts, m.experts_per_token));
   check_ranges(field_descriptors(c.layout));
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
-  divides("cp", p.cp, "tokens of the context", m.context);
+  divides("cp", p.cp, "context tokens", m.context);
   constexpr int64_t kMaxRanks = 1 << 17;
   if (real(p.dp) * real(p.tp) * real(p.pp) * real(p.cp) > kMaxRanks)
     throw FieldError("dp", fmt::format("expected at most {} ranks in total", kMaxRanks));
@@ -208,11 +208,12 @@ Case checked_case(const Case& given) {
     throw FieldError("ep", fmt::format("expected 1 for a model without experts, got {}", c.layout.ep));
   if (c.layout.ep > 1) {
     divides("ep", c.layout.ep, "experts", m.experts);
-    divides("ep", c.layout.ep, "ranks of dp x cp", p.dp * p.cp);
+    divides("ep", c.layout.ep, "dp x cp ranks", p.dp * p.cp);
   }
   if (p.recompute == Recompute::op && (c.software.name == "tessera" || m.experts > 0))
-    throw FieldError("recompute", m.experts > 0 ? "op is not supported for models with experts; use another mode"
-                                                : "op is supported only for other `software`; use another mode");
+    throw FieldError("recompute", m.experts > 0
+                                      ? "op is not supported for models with experts; use a different mode"
+                                      : "op is supported only for other frameworks (`software`); use a different mode");
   if (p.schedule != ScheduleKind::interleaved && (p.chunks == 1 || p.pp == 1)) p.chunks = 0;
   if (const int64_t stages = std::ssize(rank_of_stages(p));
       stages > m.layers + (c.software.fewer_layers_at_ends ? 2 : 0))

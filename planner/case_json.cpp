@@ -114,7 +114,7 @@ Case case_from_json(std::string_view text, const std::string& what) {
   if (!json.is_object()) throw InputError(what + ": expected an object, got " + json.dump());
   const auto member = [&](const char* key) -> const Json& {
     if (const auto found = json.find(key); found != json.end()) return *found;
-    throw FieldError(key, "expected a value, got none");
+    throw FieldError(key, "missing; expected a value");
   };
   Case c{.software = software_named("tessera")};
   take_object(field_descriptors(c.model), member("model"), "model");

@@ -136,16 +136,17 @@ std::string fixed_mesh_text(const Fixed& f) {
   const int64_t product = f.pp.value_or(1) * f.dp.value_or(1) * f.cp.value_or(1) * f.tp.value_or(1);
   const bool all_fixed = f.pp && f.dp && f.cp && f.tp;
   if (all_fixed && product != q.ranks)
-    throw FieldError("ranks", fmt::format("{} makes {} ranks; expected {}", fixed_mesh_text(f), product, q.ranks));
+    throw FieldError("ranks", fmt::format("{} is {} ranks; expected {}", fixed_mesh_text(f), product, q.ranks));
   if (q.ranks % product != 0)
-    throw FieldError("ranks", fmt::format("{} does not divide {}", fixed_mesh_text(f), q.ranks));
+    throw FieldError("ranks", fmt::format("{} does not divide the {} ranks", fixed_mesh_text(f), q.ranks));
   std::string nearest = "none";
   for (int64_t step = 1; step < kNear && nearest == "none"; ++step)
     for (const int64_t ranks : {q.ranks + step, q.ranks - step})
       if (ranks > 0 && nearest == "none" && !Bases(q).all(ranks).empty()) nearest = std::to_string(ranks);
-  throw FieldError("ranks", fmt::format("{} does not divide into axes for the layers, heads, tokens and a batch of {}; "
-                                        "nearest valid value: {}",
-                                        q.ranks, q.batch, nearest));
+  throw FieldError("ranks",
+                   fmt::format("{} cannot be factored into axes that fit the layers, heads, tokens and a batch of "
+                               "{}; nearest valid value: {}",
+                               q.ranks, q.batch, nearest));
 }
 
 bool can_be(const SearchRequest& q, const Plan& p, int64_t chunks) {

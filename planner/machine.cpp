@@ -202,11 +202,11 @@ std::filesystem::path machine_file(const Identity& identity) {
 std::string to_text(const Machine& machine) {
   Machine m = machine;
   std::string out =
-      "# Measurement of this machine. A constant is seconds per unit, which the last word of its key names: call, "
-      "row,\n"
-      "# element, FLOP, attention score. alone: one rank, other cores idle; together: one rank on each core; threads: "
-      "one\n"
-      "# rank with a thread on each core. all_reduce_2_latency_s: collective, number of thread ranks, constant.\n";
+      "# Measurements of this machine. Constants are in seconds per unit; the last word of a key names the unit: "
+      "call,\n"
+      "# row, element, FLOP, attention score. alone: one rank, other cores idle; together: one rank on each core;\n"
+      "# threads: one rank with a thread on each core. all_reduce_2_latency_s: collective, number of thread ranks,\n"
+      "# constant.\n";
   out += fmt::format("format = {}\nprocessors = {}\n", kFormat, m.identity.processors);
   std::string ranks;
   for (const auto& [count, link] : m.links[0]) ranks += fmt::format("{}{}", ranks.empty() ? "" : " ", count);
@@ -229,7 +229,7 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   }
   const auto take = [&](std::string_view key) {
     auto entry = entries.extract(std::string(key));
-    if (entry.empty()) throw InputError(fmt::format("{}: expected a line {} = VALUE, got none", path, key));
+    if (entry.empty()) throw InputError(fmt::format("{}: missing line; expected {} = VALUE", path, key));
     return std::move(entry.mapped());
   };
   if (const double format = number_in(take("format")); format != static_cast<double>(kFormat))
@@ -246,7 +246,7 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
       throw InputError(fmt::format("{}: ranks: expected integers, got {}", ranks.where, ranks.value));
     for (auto& links : m.links) links[std::stol(digits)] = {};
   }
-  if (m.links[0].empty()) throw InputError(fmt::format("{}: ranks: expected integers, got none", ranks.where));
+  if (m.links[0].empty()) throw InputError(fmt::format("{}: ranks: expected integers, got an empty list", ranks.where));
   each_field(
       m,
       [&](std::string_view key, std::string& value) {
@@ -271,9 +271,10 @@ std::optional<Machine> load_machine(const Identity& identity) {
   if (!std::filesystem::exists(file, none)) return std::nullopt;
   Machine machine = machine_from_text(read_file(file), file.string());
   if (!(machine.identity == identity))
-    throw InputError(fmt::format(
-        "{}: measured on another machine or by another version: {} ({} cores, GPU: {}), version {}", file.string(),
-        machine.identity.processor, machine.identity.processors, machine.identity.gpu, machine.identity.version));
+    throw InputError(
+        fmt::format("{}: measured on a different machine or by a different version: {} ({} cores, GPU: {}), version {}",
+                    file.string(), machine.identity.processor, machine.identity.processors, machine.identity.gpu,
+                    machine.identity.version));
   return machine;
 }
 

@@ -216,7 +216,7 @@ void set_measured_times(const Case& c, const Machine& machine, Prediction& out) 
   if (!has_measured_times(c))
     throw FieldError("hardware",
                      "the measurement of this machine covers only Tessera's kernels; expected `software` tessera and a "
-                     "model that it trains");
+                     "model that Tessera can train");
   Clock(c, machine).set(out);
 }
 

@@ -48,7 +48,8 @@ double flash_s(const Hardware& h, const std::string& kernel, double flops, doubl
   constexpr double kHalfHead = 16;
   const auto found = h.attention.find(kernel);
   if (found == h.attention.end())
-    throw FieldError("attention", fmt::format("expected a kernel with a rate in `hardware`, got {}", kernel));
+    throw FieldError("attention",
+                     fmt::format("expected a kernel for which `hardware` specifies a rate, got {}", kernel));
   const AttentionRate& rate = found->second;
   return flops * (tokens + rate.half_tokens) / tokens * (head_dim + kHalfHead) / head_dim / rate.flops + h.launch_s;
 }

@@ -284,11 +284,11 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     if (extends) at = last->first;
     if (fixed_)
       throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(to_string(category)) +
-                  " do not fit into the free blocks of " + std::to_string(top_) +
-                  " bytes, and a captured step cannot grow the arena; `cuda_graph` off disables capture");
+                  " do not fit in the free blocks of " + std::to_string(top_) +
+                  " bytes, and the arena cannot grow during a captured step; `cuda_graph` off disables capture");
     const auto refuse = [&](const std::string& of) {
       throw OutOfMemory("[arena] " + std::to_string(bytes) + " bytes of " + std::string(to_string(category)) +
-                        " do not fit next to the " + std::to_string(total_.live) + " in use" + of + " on the " +
+                        " do not fit in addition to the " + std::to_string(total_.live) + " in use" + of + " on the " +
                         std::string(to_string(device())));
     };
     if (need > region_->capacity() - at) refuse(" of " + std::to_string(region_->capacity()));

@@ -16,8 +16,7 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
   explicit Shape(std::span<const int64_t> dims) : ndim_(static_cast<int>(dims.size())) {
-    if (dims.size() > kMaxDims)
-      throw Error("[shape] " + std::to_string(dims.size()) + " dims; at most 6 are supported");
+    if (dims.size() > kMaxDims) throw Error("[shape] " + std::to_string(dims.size()) + " dims; expected at most 6");
     std::copy(dims.begin(), dims.end(), dims_.begin());
   }
 

@@ -1,3 +1,4 @@
+// Views and copies of tensors.
 #include "tensor/tensor.h"
 
 #include <limits>
@@ -14,7 +15,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Cat
   for (int64_t d : shape) {
     if (d < 0) throw Error("[empty] shape " + shape.str() + " has a negative dim");
     if (__builtin_mul_overflow(elements, d, &elements) || elements > std::numeric_limits<int64_t>::max() / 16)
-      throw Error("[empty] shape " + shape.str() + " has more elements than memory can have addresses");
+      throw Error("[empty] shape " + shape.str() + " has more elements than the address space");
   }
   require_object(arena.get(), "[empty] arena");
   Tensor t = meta(shape, dtype);
@@ -60,7 +61,7 @@ bool Tensor::is_contiguous() const {
 
 const ArenaPtr& Tensor::arena() const {
   if (!storage_)
-    throw Error("[tensor] " + describe() + " has no memory: it is on the meta device; materialize the model first");
+    throw Error("[tensor] " + describe() + " has no data: it is on the meta device; materialize the model first");
   return storage_->arena();
 }
 
@@ -107,7 +108,7 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   if (free_dim >= 0) shape[free_dim] = known > 0 ? numel() / known : 0;
   if (shape.numel() != numel())
     throw Error("[reshape] " + describe() + " to " + wanted.str() + ": " + std::to_string(numel()) +
-                " elements, which do not match");
+                " elements; the element counts differ");
   Tensor t = *this;
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);
@@ -234,7 +235,7 @@ void fill_on_host(const Tensor& t, double value) {
 }  // namespace
 
 void Tensor::copy_from(const Tensor& source) {
-  if (!source.defined()) throw Error("[copy_from] source: expected a tensor, got an undefined one");
+  if (!source.defined()) throw Error("[copy_from] source: the tensor is undefined");
   if (numel() == 0) return;
   if (source.device() != device()) return copy_across(source);
   const Tensor s = source.expand(shape_);

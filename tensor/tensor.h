@@ -153,7 +153,7 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
       return f(bfloat16{});
     default:
       throw Error(std::string("[") + op + "] dtype is " + std::string(to_string(dtype)) +
-                  "; expected a floating dtype");
+                  "; expected a floating-point dtype");
   }
 }
 

@@ -114,7 +114,7 @@ int32_t document_end(const Sequences& sequences) {
 }
 
 void check_sequences(const Job& job, const Sequences& sequences) {
-  if (!sequences.load) throw FieldError("load", "expected a function that loads sequences, got an empty one");
+  if (!sequences.load) throw FieldError("load", "expected a callable that loads sequences, got an empty std::function");
   if (job.optim.document_mask && !sequences.starts) document_end(sequences);
   if (sequences.trained && job.plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode",

@@ -63,11 +63,11 @@ void check_batch(const Plan& p, int64_t batch) {
 void check_tensor(const Plan& p, const ModelConfig& m) {
   const auto shared = [&](int64_t heads, const char* what) {
     if (heads % p.tp != 0)
-      refuse("tp", "{} does not divide the {} heads{}; nearest valid value: {}", p.tp, heads, what,
+      refuse("tp", "{} does not divide the {} {}heads; nearest valid value: {}", p.tp, heads, what,
              divisors_near(heads, p.tp));
   };
   shared(m.heads, "");
-  shared(m.all_heads().key, " of keys and values");
+  shared(m.all_heads().key, "key-value ");
   if (m.vocab > 0 && m.vocab < p.tp)
     refuse("tp", "a vocabulary of {} cannot be sharded over {} ranks; expected at most {}", m.vocab, p.tp, m.vocab);
   const int64_t tokens = m.context / p.cp;
@@ -88,11 +88,11 @@ void check_context(const Plan& p, const ModelConfig& m) {
   if (ring) return;
   const auto shared = [&](int64_t heads, const char* what) {
     if (heads % p.cp != 0)
-      refuse("cp", "{} ranks of `cp_mode` ulysses do not divide the {} heads{} per rank; nearest valid value: {}", p.cp,
+      refuse("cp", "{} ranks of `cp_mode` ulysses do not divide the {} {}heads per rank; nearest valid value: {}", p.cp,
              heads, what, divisors_near(heads, p.cp));
   };
   shared(m.heads / p.tp, "");
-  shared(m.all_heads().key / p.tp, " of keys and values");
+  shared(m.all_heads().key / p.tp, "key-value ");
 }
 
 void check_chunks(const Plan& p) {
@@ -141,7 +141,7 @@ void check_nccl(const Plan& p) {
   if (p.device != Device::cuda)
     refuse("backend", "nccl requires ranks on GPUs; expected `device` cuda, got {}", to_string(p.device));
   if (p.all_reduce != Algorithm::native)
-    refuse("backend", "nccl determines the order of sums; expected `all_reduce` native, got {}",
+    refuse("backend", "nccl determines the summation order; expected `all_reduce` native, got {}",
            value_name(p.all_reduce));
   if (!has_processes(p) && p.ranks() > gpu_count())
     refuse("backend",
@@ -152,10 +152,10 @@ void check_nccl(const Plan& p) {
 void check_diloco(const Plan& p) {
   if (p.dp_mode != DataMode::diloco) return;
   if (p.sync_fragments > p.sync_every)
-    refuse("sync_fragments",
-           "fragments have their outer steps at different steps, of which there are {} (`sync_every`); expected at "
-           "most {}, got {}",
-           p.sync_every, p.sync_every, p.sync_fragments);
+    refuse(
+        "sync_fragments",
+        "each fragment is synchronized at a different one of the {} steps (`sync_every`); expected at most {}, got {}",
+        p.sync_every, p.sync_every, p.sync_fragments);
   if (p.zero != ZeroStage::none)
     refuse("zero", "`dp_mode` diloco does not shard state between synchronizations; expected 0, got {}",
            value_name(p.zero));
@@ -175,7 +175,7 @@ void check_diloco(const Plan& p) {
 void check_offload(const Plan& p) {
   if (p.offload != Offload::parameters) return;
   if (p.zero != ZeroStage::three)
-    refuse("offload", "parameters requires `zero` 3, whose shards it moves; got `zero` {}", value_name(p.zero));
+    refuse("offload", "parameters requires `zero` 3, because it moves the shards; got `zero` {}", value_name(p.zero));
   if (p.device == Device::cpu)
     refuse("offload",
            "parameters are offloaded to host memory, where `device` cpu already stores them; a mapped file would save "
@@ -187,10 +187,12 @@ void check_updates(const Job& s) {
   const DataMode mode = s.plan.dp_mode;
   if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
-           "muon requires full matrices, which servers of {} do not hold; expected another optimizer, or `dp_mode` ddp",
+           "muon requires full matrices, which servers of {} do not hold; expected a different optimizer, or `dp_mode` "
+           "ddp",
            value_name(mode));
   if (muon && s.model.lora.rank > 0)
-    refuse("optimizer", "muon updates matrices of layers, which are frozen when training adapters; expected adamw");
+    refuse("optimizer",
+           "muon updates the weight matrices of the layers, which are frozen when training adapters; expected adamw");
   if (muon && s.optim.state_dtype == DType::bfloat16)
     refuse("state_dtype", "muon requires fp32 momentum; expected fp32, got bf16");
   if (s.plan.sync_fragments > s.model.layers)
@@ -207,7 +209,7 @@ void check_data(const Plan& p) {
     refuse("shard_ranks", "groups of {} ranks do not divide the {} data ranks; nearest valid value: {}", p.shard_ranks,
            p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
   if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
-  if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, got {}", p.dp, p.servers);
+  if (p.servers > p.dp) refuse("servers", "expected at most the number of ranks, {}, got {}", p.dp, p.servers);
   const std::string_view mode = value_name(p.dp_mode);
   if (uses_nccl(p))
     refuse("backend",
@@ -232,7 +234,7 @@ void check_modes(const Plan& p) {
            "op is supported only by `plan` for other frameworks; expected none, activation, activation+norm, attention "
            "or block, got op");
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)
-    refuse("tie_copies", "ps-async has no synchronized steps; expected another `dp_mode`");
+    refuse("tie_copies", "ps-async has no synchronized steps; expected a different `dp_mode`");
   if (p.dp_mode == DataMode::dataparallel && has_processes(p))
     refuse("dp_mode", "dataparallel supports only one process; expected ddp or ps-sync for several");
 }
@@ -264,7 +266,7 @@ void check_model(const Job& s) {
     refuse("heads", "{} heads do not divide {} channels; nearest valid value: {}", m.heads, m.channels,
            divisors_near(m.channels, m.heads));
   if (m.heads % m.all_heads().key != 0)
-    refuse("kv_heads", "{} do not divide the {} heads; nearest valid value: {}", m.kv_heads, m.heads,
+    refuse("kv_heads", "{} does not divide the {} heads; nearest valid value: {}", m.kv_heads, m.heads,
            divisors_near(m.heads, m.kv_heads));
   ModelConfig one = m;  // the model rejects unsupported features; one layer is representative
   one.layers = 1;
@@ -274,7 +276,7 @@ void check_model(const Job& s) {
 
 void check_microbatches(const Job& s) {
   if (s.optim.batch % s.plan.microbatches != 0)
-    refuse("microbatches", "{} do not divide a batch of {}; nearest valid value: {}", s.plan.microbatches,
+    refuse("microbatches", "{} does not divide the batch size, {}; nearest valid value: {}", s.plan.microbatches,
            s.optim.batch, divisors_near(s.optim.batch, s.plan.microbatches));
 }
 

@@ -27,21 +27,21 @@ Settings field_descriptors(Optimisation& o) {
         {"document_mask",
          "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>"})
       .for_identity(IdentityRole::unless_default);
-  s.group("Optimisation");
-  s.add(o.optimizer, {"optimizer", "update rule; muon applies to matrices of layers, adamw to all other parameters"})
+  s.group("Optimization");
+  s.add(o.optimizer,
+        {"optimizer", "optimizer; muon updates the weight matrices of the layers, adamw all other parameters"})
       .for_identity(IdentityRole::yes);
-  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of matrices under muon [0.95]", {0, 1, true}}).follows();
+  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], or of the matrices under muon [0.95]", {0, 1, true}})
+      .follows();
   s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
   s.add(o.lr, {"lr", "learning rate after warm-up", {0}});
   s.add(o.min_lr,
-        {"min_lr",
-         "learning rate at the end of the cosine schedule, also as a percentage of `lr` (5%); default: a tenth",
-         {0}})
+        {"min_lr", "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]", {0}})
       .or_share(o.min_lr_share, '%');
-  s.add(o.warmup, {"warmup", "linear warm-up steps, also as a percentage of `steps` (3%)", {0, kMaxSteps}})
+  s.add(o.warmup, {"warmup", "linear warm-up steps; a percentage (3%) is relative to `steps`", {0, kMaxSteps}})
       .or_share(o.warmup_share, '%');
   s.add(o.state_dtype, {"state_dtype",
-                        "dtype of the optimizer's moments; bf16, with `dtype` bf16: no master weights, stochastic "
+                        "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic "
                         "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
       .of("fp32|bf16")
       .for_identity(IdentityRole::unless_default);
@@ -61,7 +61,8 @@ bool saves_in_background(const TrainConfig& c) {
 ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
   ModelConfig config = s.model;
   if (config.vocab > 0 && config.vocab < tokens_vocab)
-    throw FieldError("vocab", fmt::format("expected at least the tokenizer's {}, got {}", tokens_vocab, config.vocab));
+    throw FieldError("vocab", fmt::format("expected at least the tokenizer's vocabulary size, {}, got {}", tokens_vocab,
+                                          config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
   config.whole_updates = s.optim.optimizer == OptimizerKind::muon;

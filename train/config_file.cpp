@@ -20,42 +20,43 @@ constexpr double kMaxInterval = 1e12;
 
 void add_data(Settings& s, DataConfig& d) {
   s.group("Data");
-  s.add(d.source,
-        {"data",
-         "austen, tinyshakespeare, a text file (also .gz and .zst), an llm.c token file, a folder or 'pattern*' of "
-         "these, a folder written by `tessera data`, or fine-tuning examples as FILE.jsonl, 'a*.jsonl,b.jsonl' or a "
-         "folder of such files; or a mixture: A=0.7,B=0.3, or a .json or .toml file of names and weights"});
-  s.add(d.held.file, {"val_data", "text or file of examples for validation, in place of `val_share`"});
+  s.add(d.source, {"data",
+                   "training data: austen, tinyshakespeare, a text file (optionally .gz or .zst), an llm.c token file, "
+                   "a directory or 'pattern*' of these, a directory written by `tessera data`, or fine-tuning examples "
+                   "as FILE.jsonl, 'a*.jsonl,b.jsonl' or a directory of such files; or a mixture: A=0.7,B=0.3, or a "
+                   ".json or .toml file of names and weights"});
+  s.add(d.held.file, {"val_data", "text file or examples for validation; replaces `val_share`"});
   s.add(d.held.share, {"val_share", "fraction of `data` held out for validation", {0, 1, true}});
   s.add(d.tokenizer, {"tokenizer",
-                      "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a folder with tokenizer.json, or "
-                      "vocab.json and merges.txt; default: char for nano and mini models, bpe for others"});
+                      "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a directory with tokenizer.json "
+                      "(or both vocab.json and merges.txt) [char for nano and mini models, bpe for others]"});
   s.add(d.add_tokens, {"add_tokens",
-                       "special tokens added to the tokenizer; if the embedding table of the `init` model is too "
-                       "small, it gets a row for each of them"})
+                       "special tokens to add to the tokenizer; if the embedding table of the `init` model is too "
+                       "small, rows are added to it"})
       .a("TOKEN,TOKEN");
-  s.add(d.end, {"end", "special token that ends a text, in place of the tokenizer's end token"}).a("TOKEN");
+  s.add(d.end, {"end", "special token that ends a text; overrides the tokenizer's end token"}).a("TOKEN");
   s.add(d.shuffle, {"shuffle",
-                    "read each window of a text once per epoch, in random order, as for shards and mixtures; otherwise "
-                    "windows begin at random positions"})
+                    "shuffle the windows of a text and read each once per epoch, as for shards and mixtures; by "
+                    "default, windows start at random positions"})
       .for_identity(IdentityRole::unless_default);
 }
 
 void add_tuning(Settings& s, TrainConfig& c) {
   s.group("Fine-tuning");
   s.add(c.run.init,
-        {"init", "initial weights, sizes and tokenizer: run, checkpoint, Hugging Face folder or llm.c model"});
+        {"init", "initial weights, sizes and tokenizer: a run, checkpoint, Hugging Face folder or llm.c model"});
   s.add(c.run.base, {"base", kBaseHelp});
   s.add(c.run.adapter_base, {"adapter_base"}).for_programs();
   s.add(c.run.base_hash, {"base_hash"}).for_programs();
   s.add(c.data.chat_template,
-        {"template", "template of an example; auto: chatml for messages, alpaca for instructions, none otherwise"});
-  s.add(c.data.train_on, {"train_on", "tokens of an example that count in the loss"}).of("responses|all");
-  s.add(c.data.pack, {"pack", "pack several examples into one sequence; attention does not cross their borders"});
-  s.add(c.data.skip_bad, {"skip_bad", "skip and count lines that are not valid examples or have no target tokens"});
-  s.add(c.data.map, {"map", "renamed keys of an example, for example prompt=question,completion=answer"})
+        {"template",
+         "chat template of the examples; auto: chatml for messages, alpaca for instructions, otherwise none"});
+  s.add(c.data.train_on, {"train_on", "tokens of an example that contribute to the loss"}).of("responses|all");
+  s.add(c.data.pack, {"pack", "pack several examples into one sequence; attention does not cross example boundaries"});
+  s.add(c.data.skip_bad, {"skip_bad", "skip and count invalid examples and examples without target tokens"});
+  s.add(c.data.map, {"map", "keys of the example fields in the file, such as prompt=question,completion=answer"})
       .a("FIELD=KEY,FIELD=KEY");
-  s.add(c.data.roles, {"roles", "renamed roles of messages, for example developer=system,bot=assistant"})
+  s.add(c.data.roles, {"roles", "standard roles for role names in the file, such as developer=system,bot=assistant"})
       .a("NAME=ROLE,NAME=ROLE");
   s.add(c.data.no_bos, {"no_bos", kNoBosHelp});
   s.add(c.data.special, {"special", kSpecialHelp});
@@ -63,27 +64,33 @@ void add_tuning(Settings& s, TrainConfig& c) {
 
 void add_files(Settings& s, RunConfig& r) {
   s.group("Files");
-  s.add(r.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"})
+  s.add(r.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints) [runs/DATE-TIME]"})
       .of_call();
-  s.add(r.save_every,
-        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMaxInterval}})
+  s.add(r.save_every, {"save_every",
+                       "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end",
+                       {0, kMaxInterval}})
       .or_share(r.save_share, 'e');
-  s.add(r.keep, {"keep", "newest checkpoints to keep, in addition to the best by validation loss", {1, 1e6}});
+  s.add(
+      r.keep,
+      {"keep", "number of newest checkpoints to keep, in addition to the one with the best validation loss", {1, 1e6}});
   s.add(r.check_replicas,
         {"check_replicas",
-         "steps between checks that replicas on different ranks are equal; every save checks too; 0: only saves",
+         "steps between checks that replicas on different ranks are identical; every save also checks; 0: only saves",
          {0, kMaxInterval}});
-  s.add(r.eval_every,
-        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMaxInterval}})
+  s.add(r.eval_every, {"eval_every",
+                       "steps between validations, or epochs, such as 0.25e; 0: validate only at the end",
+                       {0, kMaxInterval}})
       .or_share(r.eval_share, 'e');
-  s.add(r.patience, {"patience", "end the run after this many validations without improvement; 0: never", {0, 1e6}});
-  s.add(r.no_save, {"no_save", "write no checkpoint, not even the last, for benchmarks; such a run cannot be resumed"});
-  s.add(r.no_eval, {"no_eval", "run no validation, not even the last"});
-  s.add(r.resume, {"resume", "continue the run in `out` from its newest checkpoint"}).of_call();
+  s.add(r.patience,
+        {"patience", "stop the run after this number of validations without improvement; 0: never", {0, 1e6}});
+  s.add(r.no_save,
+        {"no_save", "write no checkpoint, not even at the end (for benchmarks); such a run cannot be resumed"});
+  s.add(r.no_eval, {"no_eval", "run no validation, not even at the end"});
+  s.add(r.resume, {"resume", "resume the run in `out` from its newest checkpoint"}).of_call();
   s.group("Output");
   s.add(r.dump, {"dump",
-                 "write every layer's full output and its gradient in this step, under any plan, to "
-                 "dump_STEP.safetensors, for `train` in the run directory; steps count from 1; 0: none",
+                 "step, counted from 1, in which every layer's full output and its gradient are written to "
+                 "dump_STEP.safetensors, under any plan (`train`: in the run directory); 0: none",
                  {0, kMaxInterval}})
       .of_call();
 }
@@ -120,17 +127,18 @@ void shorten(TrainConfig& c) {
 
 Settings field_descriptors(TrainConfig& c) {
   constexpr std::array<std::string_view, 8> groups = {"Model", "Data",         "Fine-tuning", "Plan",
-                                                      "Place", "Optimisation", "Files",       "Output"};
+                                                      "Place", "Optimization", "Files",       "Output"};
   Settings s;
-  s.group("Model").add(c.preset, {"model", "preset that provides the sizes"}).of(preset_names());
+  s.group("Model").add(c.preset, {"model", "preset for the architecture and sizes of the model"}).of(preset_names());
   add_data(s, c.data);
   add_tuning(s, c);
-  s.group("Plan").add(
-      c.ranks,
-      {"ranks", "number of ranks; default: 2 if the batch is even; under mpirun the size of the job", {1, 1024}});
+  s.group("Plan").add(c.ranks, {"ranks",
+                                "world size; default: the size of the job under mpirun; otherwise 2 if `batch` is "
+                                "divisible by 2 x `microbatches`, else 1",
+                                {1, 1024}});
   s.add(field_descriptors(c.model)).add(field_descriptors(c.optim)).add(field_descriptors(c.plan));
   add_files(s, c.run);
-  s.group("Optimisation");
+  s.group("Optimization");
   s.add(c.run.epochs,
         {"epochs", "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted", {0, 1e6}});
   s.sort(groups);

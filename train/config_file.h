@@ -14,9 +14,11 @@ namespace tessera {
 using Args = std::vector<std::pair<std::string, std::string>>;  // names as in files and on the command line, and values
 
 inline constexpr const char* kBaseHelp =
-    "base model of the adapters: a folder or a run; default: the model that the adapters name";
-inline constexpr const char* kSpecialHelp = "encode names of special tokens in the data as these tokens, not as text";
-inline constexpr const char* kNoBosHelp = "omit the tokens that the tokenizer adds before and after a text";
+    "base model of the adapters: a Hugging Face folder or a run [the model recorded in the adapters]";
+inline constexpr const char* kSpecialHelp =
+    "encode the names of special tokens in the data as special tokens rather than as text";
+inline constexpr const char* kNoBosHelp =
+    "omit the special tokens, such as BOS, that the tokenizer adds before and after a text";
 
 // In the order of help and files.
 Settings field_descriptors(TrainConfig& config);

@@ -10,7 +10,7 @@ namespace tessera {
 void check_dump(const Job& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
-    throw FieldError("dump", fmt::format("expected ranks with synchronized steps, got `dp_mode` {}", value_name(mode)));
+    throw FieldError("dump", fmt::format("expected synchronized steps, got `dp_mode` {}", value_name(mode)));
   if (step > job.optim.steps)
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, got {}", job.optim.steps, step));
 }
@@ -23,7 +23,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
       file_(folder / fmt::format("dump_{}.safetensors", step)),
       model_(dynamic_cast<Decoder*>(&trainer.model())) {
   check_dump(trainer.job(), step);
-  if (!model_) throw FieldError("dump", "expected a model family of the hub, got a custom model");
+  if (!model_) throw FieldError("dump", "expected a Hugging Face model family, got a custom model");
   const ModelConfig& c = model_->config;
   const Plan& plan = trainer.job().plan;
   const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];

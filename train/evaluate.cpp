@@ -50,7 +50,7 @@ struct Generator::Writing {
 
 Generator::Generator(Trainer& trainer) : trainer_(trainer) {
   if (trainer.job().plan.cp > 1)
-    throw FieldError("cp", "generation of single tokens cannot be sharded over tokens; expected 1, got " +
+    throw FieldError("cp", "generation processes single tokens, which cannot be sharded; expected 1, got " +
                                std::to_string(trainer.job().plan.cp));
 }
 

@@ -14,8 +14,8 @@ void add_axes(Settings& s, Plan& p) {
   const auto axis = [&](int64_t& ranks, std::string_view name, std::string_view help) {
     s.add(ranks, {name, help, {1, 1024}}).follows();
   };
-  axis(p.pp, "pp", "pipeline-parallel ranks, each with some of the layers");
-  axis(p.dp, "dp", "data-parallel ranks; default: ranks not used by the other axes");
+  axis(p.pp, "pp", "pipeline-parallel ranks, which partition the layers");
+  axis(p.dp, "dp", "data-parallel ranks [ranks not used by the other axes]");
   axis(p.cp, "cp", "context-parallel ranks, which shard the tokens of every sequence");
   axis(p.tp, "tp", "tensor-parallel ranks, which shard every weight matrix");
   s.add(p.ep, {"ep",
@@ -29,18 +29,18 @@ void add_axes(Settings& s, Plan& p) {
 
 void add_data_axis(Settings& s, Plan& p) {
   s.add(p.zero, {"zero", "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also parameters"});
-  s.add(
-       p.shard_ranks,
-       {"shard_ranks", "with `zero`: data ranks per sharding group, replicated across groups; default: all", {1, 1024}})
+  s.add(p.shard_ranks,
+        {"shard_ranks", "with `zero`: data ranks per sharding group, replicated across groups [all]", {1, 1024}})
       .follows()
       .for_record(IdentityRole::unless_default);
   s.add(p.dp_mode, {"dp_mode", "data-parallel algorithm"});
   s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: local steps between two synchronizations", {1, 1e9}})
       .with("dp_mode diloco")
       .for_record(IdentityRole::yes);
-  s.add(
-       p.sync_fragments,
-       {"sync_fragments", "with `dp_mode` diloco: groups of layers that are synchronized at different steps", {1, 1e6}})
+  s.add(p.sync_fragments,
+        {"sync_fragments",
+         "with `dp_mode` diloco: number of fragments (groups of layers) that are synchronized at different steps",
+         {1, 1e6}})
       .with("dp_mode diloco")
       .for_record(IdentityRole::unless_default);
   s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the outer step", {0, 1e3}})
@@ -50,19 +50,21 @@ void add_data_axis(Settings& s, Plan& p) {
       .with("dp_mode diloco");
   s.add(p.servers, {"servers", "number of parameter servers, on the first ranks", {1, 1024}})
       .with("dp_mode ps-sync or ps-async");
-  s.add(p.staleness, {"staleness", "maximum steps of a ps-async worker ahead of the slowest", {0, 1e6}})
+  s.add(p.staleness,
+        {"staleness", "maximum number of steps that a ps-async worker may be ahead of the slowest", {0, 1e6}})
       .with("dp_mode ps-async");
   s.add(p.record, {"record", "write the order of ps-async pushes to this file"}).of_call().with("dp_mode ps-async");
   s.add(p.replay,
-        {"replay", "replay the ps-async pushes in the order of this file; with `resume`: the file of the run's start"})
+        {"replay",
+         "replay the ps-async pushes in the order of this file; with `resume`: the file with which the run started"})
       .of_call()
       .with("dp_mode ps-async");
   s.add(p.bucket_mb, {"bucket_mb", "DDP bucket size (gradients per all-reduce) in MiB", {1e-6, 1e6}});
   s.add(p.grad_dtype, {"grad_dtype", "dtype of gradient accumulation and communication"}).of("fp32|bf16");
   s.add(p.all_reduce, {"all_reduce", "all-reduce algorithm"});
   s.add(p.offload, {"offload",
-                    "offload between uses: optimizer state, to a mapped file or, with a GPU, to host memory; or "
-                    "parameters, with `zero` 3 and a GPU, to host memory"});
+                    "offload between uses: optimizer state (to a mapped file or, with a GPU, to host memory) or "
+                    "parameters (to host memory; requires `zero` 3 and a GPU)"});
 }
 
 void add_pipeline_and_context(Settings& s, Plan& p) {
@@ -71,7 +73,9 @@ void add_pipeline_and_context(Settings& s, Plan& p) {
                  "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a "
                  "file with one line per rank"});
   s.add(p.schedule_file, {"schedule_file"}).for_programs();
-  s.add(p.chunks, {"chunks", "stages per pipeline rank, with `schedule` interleaved; default: 2", {1, 1024}}).follows();
+  s.add(p.chunks,
+        {"chunks", "virtual pipeline stages per pipeline rank; used by `schedule` interleaved [2]", {1, 1024}})
+      .follows();
   s.add(p.cp_mode,
         {"cp_mode",
          "context-parallel attention: pass keys and values around a ring, or exchange tokens for heads (ulysses)"});
@@ -83,13 +87,13 @@ void add_pipeline_and_context(Settings& s, Plan& p) {
 void add_place(Settings& s, Plan& p) {
   s.add(p.recompute, {"recompute",
                       "activation checkpointing: activations that the backward pass recomputes; gelu is an alias of "
-                      "activation; op: torchtitan's selective mode, for predictions only"})
+                      "activation; op: torchtitan's selective mode, only for `plan`"})
       .of("none|activation|activation+norm|attention|block|op|gelu|gelu+norm")
       .renaming(recompute_name);
   s.add(p.device, {"device", "device of the ranks; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"});
   s.add(p.backend, {"backend",
-                    "ranks are threads of one process, processes of mpirun, or processes with a TCP rendezvous "
-                    "(default: as the program was started); nccl: any of them, with one GPU per rank"})
+                    "ranks are threads of one process, mpirun processes, or processes with a TCP rendezvous; nccl: any "
+                    "of these, with one GPU per rank [as the program was started]"})
       .follows()
       .of_call();
   s.add(p.rendezvous, {"rendezvous", "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun"})
@@ -98,16 +102,15 @@ void add_place(Settings& s, Plan& p) {
                        "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without "
                        "point-to-point messages (no `pp`, no ring)"});
   s.add(p.attention, {"attention",
-                      "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own); default: "
-                      "cudnn if built in, own for verify"})
+                      "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own) [cudnn if "
+                      "built in, own for verify]"})
       .of("cudnn|own")
       .follows();
   s.add(p.deterministic,
         {"deterministic",
-         "bitwise reproducible runs on a GPU, at some cost in throughput; the CPU always is reproducible"});
-  s.add(p.threads_per_rank, {"threads_per_rank", "threads per rank; default: cores divided by ranks", {1, 1024}})
-      .follows();
-  s.add(p.timeout, {"timeout", "maximum time in seconds that a rank waits for another", {0.01, 1e6}});
+         "bitwise reproducible runs on a GPU, at some cost in throughput; CPU runs are always reproducible"});
+  s.add(p.threads_per_rank, {"threads_per_rank", "threads per rank [cores divided by ranks]", {1, 1024}}).follows();
+  s.add(p.timeout, {"timeout", "maximum time in seconds that a rank waits for another rank", {0.01, 1e6}});
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ void Trainer::queue_sums() {
 
 void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
   if (step <= steps_done())
-    throw FieldError("step", fmt::format("expected a step after the {} that are done, got {}", steps_done(), step));
+    throw FieldError("step", fmt::format("expected a step after the {} completed ones, got {}", steps_done(), step));
   dump_ = std::make_unique<StepDump>(*this, step, folder);
 }
 

@@ -247,7 +247,7 @@ Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double e
                unit = std::pow(kGrowth, static_cast<double>(layers)) * eps,
                k = std::clamp(std::max(kSafety * orders, 2 * error) / unit, kMin, kMax);
   return {k * unit,
-          fmt::format("{:.3g} = k 1.03^{} eps with k = {:.3g}; two orders of summation on one rank differ by {:.3g}{}",
+          fmt::format("{:.3g} = k 1.03^{} eps with k = {:.3g}; two summation orders on one rank differ by {:.3g}{}",
                       k * unit, layers, k, orders, error > 0 ? fmt::format(", float64 by {:.3g}", error) : "")};
 }
 

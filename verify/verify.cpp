@@ -71,8 +71,8 @@ void check_pipeline(VerifyResult& r) {
       r.failures.push_back(fmt::format("pipeline rank {} had {} micro-batches of a stage in flight; expected {}", p,
                                        r.in_flight[p], r.expected_in_flight[p]));
   if (r.bubble && r.bubble_formula && std::abs(*r.bubble - *r.bubble_formula) > kSameBubble)
-    r.failures.push_back(fmt::format("the pipeline bubble on the simulated clock is {} of the time; expected {}",
-                                     *r.bubble, *r.bubble_formula));
+    r.failures.push_back(
+        fmt::format("the simulated pipeline bubble is {} of the step time; expected {}", *r.bubble, *r.bubble_formula));
 }
 
 void check_losses(VerifyResult& r) {
@@ -91,8 +91,8 @@ void check_losses(VerifyResult& r) {
 void check_routing(VerifyResult& r) {
   if (r.routing_margin <= r.bound) return;
   r.failures.push_back(
-      fmt::format("{} tokens were routed to another expert than on one rank, with a logit lower by up to {:.3g} of the "
-                  "largest; expected at most {:.3g}",
+      fmt::format("{} tokens were routed to a different expert than on one rank, whose logit is lower by up to {:.3g} "
+                  "of the largest; expected at most {:.3g}",
                   r.rerouted_tokens, r.routing_margin, r.bound));
 }
 
@@ -157,9 +157,9 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
     const bool of_a_rank = e.status() == Status::communication || e.status() == Status::not_finite;
     if (!hooks.failure_is_seen || !of_a_rank) throw;
     result.seen.stopped = e.what();
-    static const std::regex pattern(" within |asks for|recv of .* sent ");
+    static const std::regex pattern(" within |at the same time; all ranks|recv of .* sent ");
     result.seen.out_of_step = std::regex_search(result.seen.stopped, pattern);
-    result.failures.push_back("the run ended: " + result.seen.stopped);
+    result.failures.push_back("the run failed: " + result.seen.stopped);
   }
 }
 
@@ -201,8 +201,8 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   if (!result.seen.stopped.empty()) return result;  // counts and memory are unknown
   for (const GivenDifference& g : result.seen.given)
     result.failures.push_back(fmt::format(
-        "rank {} was given tokens other than the oracle's for {} sequences, first for sequence {} of step {}", g.rank,
-        g.sequences, g.sequence, g.step));
+        "rank {} received tokens that differ from the oracle's in {} sequences, first in sequence {} of step {}",
+        g.rank, g.sequences, g.sequence, g.step));
   for (const std::string& line : result.seen.copies) result.failures.push_back(line);
   check_totals(result, s.plan);
   return result;

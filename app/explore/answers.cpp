@@ -87,7 +87,7 @@ Values parse_values(const Request& request, bool is_plan) {
       throw FieldError(name.substr(0, kMaxValueSize),
                        fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
     Ordered& values = out[key->field.group];
-    if (values.contains(name)) throw FieldError(name, "expected it once, got it twice");
+    if (values.contains(name)) throw FieldError(name, "expected this key once, got it twice");
     values[name] = parse_value(*key, text);
   }
   return out;
@@ -153,12 +153,13 @@ Ordered choices() {
 void check_size(const planner::Case& c) {
   const Plan& p = c.layout.plan;
   if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMaxTokens)
-    throw FieldError("sequences", "expected fewer: a micro-batch has at most ten million tokens here");
+    throw FieldError("sequences",
+                     "expected fewer sequences: the web planner accepts at most 10 million tokens per micro-batch");
   const double passes = static_cast<double>(p.pp) * static_cast<double>(std::max<int64_t>(p.chunks, 2)) *
                         static_cast<double>(p.microbatches);
   if (passes > kMaxPasses)
     throw FieldError("microbatches",
-                     "the pipeline is too long to be simulated here; expected fewer micro-batches, "
+                     "the pipeline is too long for the web planner to simulate; expected fewer micro-batches, "
                      "chunks or pipeline ranks");
 }
 

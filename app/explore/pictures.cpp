@@ -20,7 +20,7 @@ const std::map<std::string_view, const char*> kHints = {
     {"optimizer", "Use ZeRO-1, or more pipeline or tensor ranks, to shard it."},
     {"activations",
      "Use fewer sequences per micro-batch, more tensor ranks with sequence parallelism, or recomputation."},
-    {"communication", "Use fewer ranks along the axes that gather."},
+    {"communication", "Use fewer ranks along the axes that gather tensors."},
     {"workspace", "Use fewer sequences per micro-batch."}};
 
 std::string seconds(double x) { return report::short_time(1e3 * x); }
@@ -100,7 +100,7 @@ report::Row make_row(const Candidate& c) {
                   link_query(c.layout), plan_text(c.layout));
   if (!p.fits)
     row.cells[0].html +=
-        fmt::format("<div>does not fit: {} over, mostly {}</div>", short_bytes(p.over_bytes), p.largest);
+        fmt::format("<div>does not fit: {} over the limit, mainly {}</div>", short_bytes(p.over_bytes), p.largest);
   return row;
 }
 
@@ -129,7 +129,7 @@ std::string render_ranking(const PlanAnswer& a) {
     const planner::Recommendation& r = a.recommended;
     std::vector<std::string> instead;
     for (const planner::WhyNot& w : r.why_not) instead.push_back(plan_text(w.layout) + ": " + w.because);
-    list("Why the first plan", r.why), list("Why not another plan", instead);
+    list("Why the first plan", r.why), list("Why not a different plan", instead);
     if (!r.weakest_assumption.empty()) list("What could change the result", {r.weakest_assumption});
     if (!a.command.empty()) out += fmt::format("<h3>Command</h3><code>{}</code>", escaped(a.command));
   }

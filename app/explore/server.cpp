@@ -162,7 +162,7 @@ class Server {
     Request request{.path = path, .meanwhile = client_watch(connection, port_)};
     const bool is_page = request.path == "/";  // links on other sites may open the page
     if (!is_page && !headers.site.empty() && headers.site != "same-origin" && headers.site != "none")
-      return refusal(403, "expected a request from this server's page, got one from another site");
+      return refusal(403, "expected a request from this server's page, got one from a different site");
     MHD_get_connection_values_n(connection, MHD_GET_ARGUMENT_KIND, take_argument, &request.query);
     if (request.query.size() > kMaxKeys) return refusal(400, fmt::format("expected at most {} keys", kMaxKeys));
     return answer(request);

@@ -34,7 +34,8 @@ class Conversation {
       : tokenizer_(tokenizer),
         how_{.style = o.chat_template, .ends = !o.no_bos, .special = o.special, .vocab = from.config.vocab} {
     if (o.chat && (!o.prompts.empty() || o.prompts_file))
-      throw Error("--chat: reads its turns from standard input; expected no --prompt or --prompts");
+      throw Error(
+          "--chat: reads the conversation from standard input and cannot be combined with --prompt or --prompts");
     if (!has_template() && (o.chat || o.system)) how_.style = ChatTemplate::automatic;
     if (how_.style == ChatTemplate::automatic && from.chat_template != ChatTemplate::none)
       how_.style = from.chat_template;
@@ -150,13 +151,13 @@ std::vector<std::string> read_prompts(const GenerateOptions& o) {
       if (line.ends_with('\r')) line.pop_back();
       if (!line.empty()) out.push_back(line);
     }
-    if (out.empty()) bad_input("{}: expected one prompt per line, got none", *o.prompts_file);
+    if (out.empty()) bad_input("{}: contains no prompts; expected one per line", *o.prompts_file);
   }
   if (out.empty()) out.emplace_back("\n");
   for (const std::string& prompt : out)
-    if (prompt.empty()) throw Error("--prompt: expected at least one character, got none");
+    if (prompt.empty()) throw Error("--prompt: expected at least one character, got an empty prompt");
   for (const std::string& stop : o.stop)
-    if (stop.empty()) throw Error("--stop: expected at least one character, got none");
+    if (stop.empty()) throw Error("--stop: expected at least one character, got an empty string");
   return out;
 }
 
@@ -174,7 +175,7 @@ std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o)
         key != "transformers_version" && key != "cache_implementation" && !is_nothing(value) &&
         value_at(taken, key) != value)
       out += fmt::format("{}{} {}", out.empty() ? "" : ", ", one_line(key), shown(value, 40));
-  return out.empty() ? "" : fmt::format("the model's generation settings, overridden by options: {}\n", out);
+  return out.empty() ? "" : fmt::format("generation settings of the model that options override: {}\n", out);
 }
 
 // Throws Error (usage) if the embedding table lacks a token.
@@ -183,7 +184,7 @@ std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& mod
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
   for (const int32_t token : out)
     if (token >= model.from.config.vocab)
-      bad_usage("--prompt: token {}, '{}', is outside the model's embedding of {} rows", token,
+      bad_usage("--prompt: token {}, '{}', is outside the model's embedding table of {} rows", token,
                 model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab);
   return out;
 }
@@ -205,8 +206,8 @@ struct Prompts {
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
-    std::fputs(fmt::format("{} has {} tokens; the first {} are ignored, because the context has {}\n", which, count,
-                           count - context, context)
+    std::fputs(fmt::format("{} has {} tokens; the first {} are ignored, because the context length is {}\n", which,
+                           count, count - context, context)
                    .c_str(),
                stderr);
 }
@@ -258,11 +259,12 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   }
   if (streams && prints) print(shown[0].take() + "\n");
   if (long_texts > 0)
-    std::fputs(fmt::format("{} longer than the context of {} tokens: earlier tokens are ignored at the end\n",
-                           count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
-                           model.run.model.context)
-                   .c_str(),
-               stderr);
+    std::fputs(
+        fmt::format("{} longer than the context of {} tokens; once it is full, the earliest tokens are ignored\n",
+                    count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
+                    model.run.model.context)
+            .c_str(),
+        stderr);
   const Plan& plan = model.run.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count),
@@ -352,7 +354,8 @@ Inference open_inference(const std::string& from, const Args& args) {
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored and computed in bf16; use --dtype fp32 to compute in fp32");
   say_notes(out.from.notes);
-  if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  if (run.optim.dtype == DType::float64)
+    throw Error("--dtype: fp64 is supported only by tessera verify; expected fp32 or bf16");
   constexpr int64_t kSequences = 4;  // sequences per rank and batch
   TrainConfig config = resolve(run);
   if (!run.gives("batch")) config.optim.batch = kSequences * config.plan.dp;
@@ -404,7 +407,7 @@ int run(const GenerateOptions& o) {
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.args);
-  if (model.run.data.source.empty()) throw Error("--data: expected a text, tokens or examples; got none");
+  if (model.run.data.source.empty()) throw Error("--data: missing; expected a text, tokens or examples");
   check_example_options(model.run.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)

@@ -45,7 +45,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
   if (o.model_file) {
     for (const auto& [name, text] : o.args)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
-        bad_usage("--{}: expected a named model; got --model {}, a file that specifies the sizes", name, *o.model_file);
+        bad_usage("--{}: cannot be combined with --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
   Job job = config;
@@ -58,13 +58,13 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
   if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
-    throw Error("--ranks: expected the number of ranks, got none");
+    throw Error("--ranks: missing; expected the number of ranks");
   return o.run.plan.ranks();
 }
 
 planner::Hardware find_hardware(const PlanOptions& o) {
   if (!o.hardware)
-    bad_usage("--hardware: expected {}, this, or a TOML file; got none", fmt::join(planner::hardware_names(), ", "));
+    bad_usage("--hardware: missing; expected {}, this, or a TOML file", fmt::join(planner::hardware_names(), ", "));
   if (*o.hardware == "this") {
     planner::Hardware h = planner::find_hardware(machine_here(o.calibrate), o.run.optim.dtype);
     h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(rank_count(o));
@@ -199,7 +199,7 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
   if (!again) try {
       if (auto cached = planner::load_machine(identity))
         return std::make_shared<const planner::Machine>(*std::move(cached));
-      say("measuring this machine for this version, which takes about two minutes");
+      say("measuring this machine for this version of Tessera, which takes about two minutes");
     } catch (const InputError& e) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
@@ -246,7 +246,8 @@ PlanQuestion make_question(const PlanOptions& o) {
   q.batch = o.run.optim.batch;
   q.fixed = fixed_choices(o, given);
   const bool by_family = o.gives("family") && !o.gives("model");
-  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", value_name(o.run.model.family)) : o.run.preset);
+  out.model =
+      o.model_file.value_or(by_family ? fmt::format("a {} model", value_name(o.run.model.family)) : o.run.preset);
   return out;
 }
 
@@ -270,7 +271,7 @@ int run(const PlanOptions& o) {
     return 0;
   }
   if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
-    bad_usage("--{}: expected --hardware this, got {}", o.calibrate ? "calibrate" : "measure",
+    bad_usage("--{}: requires --hardware this, got {}", o.calibrate ? "calibrate" : "measure",
               o.hardware.value_or("none"));
   PlanAnswer a = compute_answer(o, make_question(o));
   if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);

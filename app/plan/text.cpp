@@ -53,7 +53,7 @@ std::string request_text(const PlanQuestion& asked) {
       q.model.experts > 0 ? fmt::format(", {:.2f} billion active per token", planner::active_parameters(q.model) / 1e9)
                           : "";
   return fmt::format(
-      "{}: {:.2f} billion parameters{}, {} layers, context {}, vocabulary {}\n{} rank{} of {}, {:.1f} GB each, {} per "
+      "{}: {:.2f} billion parameters{}, {} layers, context {}, vocabulary {}\n{} rank{} on {}, {:.1f} GB each, {} per "
       "node; {} sequences per step = {:.4g} million tokens; software {}, {} attention\n",
       asked.model, planner::parameters(q.model) / 1e9, active, q.model.layers, q.model.context, q.model.vocab, q.ranks,
       q.ranks == 1 ? "" : "s", q.hardware.name, asked.memory() / 1e9, q.hardware.ranks_per_node, q.batch, tokens / 1e6,
@@ -137,7 +137,7 @@ std::string deviation(const planner::Compared& c) {
 }
 
 std::string measured_text(const MeasuredPlan& plan) {
-  std::string out = fmt::format("Measured: number {}, {}\n  {:<24} {:>14} {:>14}\n", plan.number,
+  std::string out = fmt::format("Measured plan {}: {}\n  {:<24} {:>14} {:>14}\n", plan.number,
                                 to_text(plan.layout.plan), "", "predicted", "measured");
   std::string off;
   for (const planner::Compared& c : plan.parts) {
@@ -145,7 +145,8 @@ std::string measured_text(const MeasuredPlan& plan) {
         fmt::format("  {:<24} {:>14} {:>14} {:>9}\n", c.part, cell(c, c.predicted), cell(c, c.measured), deviation(c));
     if (c.off) off += (off.empty() ? "" : "; ") + c.part;
   }
-  return out + (off.empty() ? "All predictions are within 15%.\n" : fmt::format("Off by more than 15%: {}.\n", off));
+  return out + (off.empty() ? "All predictions are within 15% of the measurements.\n"
+                            : fmt::format("Off by more than 15%: {}.\n", off));
 }
 
 nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
@@ -163,7 +164,7 @@ std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   best.columns.insert(best.columns.begin(), {"#"});
   for (const Cell& head : {Cell("s/step"), Cell("tokens/s"), Cell("MFU"), Cell("bubble"), peak_rank})
     best.columns.push_back({head, true});
-  for (const Cell& head : {peak_rank, Cell("too much"), Cell("most of it")}) large.columns.push_back({head, true});
+  for (const Cell& head : {peak_rank, Cell("excess"), Cell("mainly for")}) large.columns.push_back({head, true});
   for (const Candidate& c : a.found.best) {
     const planner::Prediction& p = c.prediction;
     Row& row = best.rows.emplace_back(Row{make_cells(c.layout)});
@@ -197,7 +198,7 @@ Part ranking_part(const PlanAnswer& a) {
   Part out{.id = "ranking",
            .title = "Best plans",
            .caption =
-               "Fastest first. Micro-batches: micro-batches per step x sequences of each. ~: estimated by a formula; a "
+               "Fastest first. Micro-batches: number per step x sequences in each. ~: estimated by a formula; a "
                "dry run would be exact."};
   const auto [best, large] = ranking_tables(a);
   out.tables = {best};
@@ -362,7 +363,7 @@ std::string plan_text(const PlanAnswer& a) {
   const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
   if (a.fits())
     out += fitted_text(best) +
-           fmt::format("  micro-batches: number per step x sequences of each; GB: memory of the peak rank{}\n\n",
+           fmt::format("  micro-batches: number per step x sequences in each; GB: memory of the peak rank{}\n\n",
                        rough ? ", ~ estimated by a formula" : "");
   large.rows.resize(std::min(large.rows.size(), kMaxTooLarge));
   if (!large.rows.empty())

@@ -24,21 +24,18 @@ constexpr size_t kFewest = 5;         // rounds for quartiles, runs for medians
 const std::map<std::string_view, const char*> kTitles = {
     {"op", "op/NAME/PASS/DTYPE: an operation, compared with the machine's ceiling"},
     {"collective", "collective/OPERATION/ALGORITHM/BACKEND/RANKS/BYTES: a call on all ranks"},
-    {"fit", "collective/.../fit: time = latency + bytes / bandwidth, fitted_text to all sizes"},
+    {"fit", "collective/.../fit: time = latency + bytes / bandwidth, fitted to all sizes"},
     {"strategy", "strategy/NAME/DTYPE/RANKS: a training step"},
     {"schedule", "schedule/NAME/RANKS/MICRO-BATCHES: a pipelined training step"}};
 
 constexpr const char* kHowToRead[] = {
-    "Quartiles enclose the middle half of the rounds; spread: their distance over the median, marked (!) above 10%: "
-    "run\n"
-    "on an otherwise idle machine. of one rank: ratio to one rank's time, measured alternately; below 1 is faster.",
-    "change: the median of all ratios of a value of B and one of A: of ratios to one rank (measured alternately), "
-    "else\n"
-    "of times. slower, faster: the interval (Mann-Whitney) is beyond 10% (5% with five starts each) and beyond twice "
-    "the\n"
-    "changes of one rank and of fixed work. No verdict if other processes used a tenth of the cores (busy) or fixed "
-    "work\n"
-    "took 5% more or less (machine). (!): a spread above 10%."};
+    "Quartiles enclose the middle half of the rounds. spread: interquartile range over the median; (!) marks spreads\n"
+    "above 10%: rerun on an otherwise idle machine. of one rank: time relative to one rank, measured alternately;\n"
+    "below 1 is faster.",
+    "change: median of all ratios of a value of B to a value of A; the values are times relative to one rank, or\n"
+    "times if there are none. slower, faster: the interval (Mann-Whitney) exceeds 10% (5% with five starts each) and\n"
+    "twice the changes of one rank and of a fixed workload. No verdict if other processes used 10% of the cores\n"
+    "(busy) or the time of the fixed workload changed by 5% (machine). (!): spread above 10%."};
 
 struct Counter {
   const char *name, *heading;
@@ -48,7 +45,7 @@ struct Counter {
 constexpr Counter kCounters[] = {
     {"share", "of ceiling"},           {"bytes/s", "GB/s", 1e9},           {"FLOP/s", "GFLOP/s", 1e9},
     {"algbw", "algbw GB/s", 1e9},      {"busbw", "busbw GB/s", 1e9},       {"worst_error", "worst error"},
-    {"of_one_rank", "of one rank"},    {"of_plain_loop", "of plain loop"}, {"tokens/s", "tokens/s"},
+    {"of_one_rank", "of one rank"},    {"of_plain_loop", "of naive loop"}, {"tokens/s", "tokens/s"},
     {"exposed_s", "exposed ms", 1e-3}, {"sent", "sent MB", 1e6},           {"peak_bytes", "peak MB", 1e6},
     {"bubble_predicted", "bubble"},    {"bubble_replayed", "replayed"},    {"bubble_measured", "measured"}};
 
@@ -119,7 +116,7 @@ Table rows_table(const Group& group, size_t files) {
       add("change", c.ratio > 0 ? change(c.ratio) : "-");
       add("98% interval", interval(c));
       add("verdict", all[i].text);
-      if (ratios) add("of the time", all[i].time.ratio > 0 ? change(all[i].time.ratio) : "-");
+      if (ratios) add("time change", all[i].time.ratio > 0 ? change(all[i].time.ratio) : "-");
     }
     for (size_t f = 0; f < files; ++f) add_values(*row, f, Sample::time, "median " + row->unit);
     if (files == 1) add("rounds", fmt::format("{}", row->times(0).size()));
@@ -213,12 +210,12 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
     for (const Times* list : {&run.rounds, &run.reference, &run.machine})
       if (run.rounds.empty() || r.at("time_unit") != row->unit ||
           std::ranges::any_of(*list, [](double t) { return !(t > 0); }))
-        bad_input("{}: {}: expected times above 0 {} in every file", name, row->name, row->unit);
+        bad_input("{}: {}: expected positive times in {} in every file", name, row->name, row->unit);
     for (const auto& [key, value] : r.items())
       if (value.is_number()) row->counters[key].push_back(value);
   }
 } catch (const Json::exception& e) {
-  bad_input("{}: expected JSON of `tessera bench`: {}", name, e.what());
+  bad_input("{}: expected JSON written by `tessera bench`: {}", name, e.what());
 }
 
 Change compute_change(const std::vector<double>& a, const std::vector<double>& b) {
@@ -280,7 +277,7 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
              : !v.time.known()                       ? "too few rounds"
              : !by_ratio.empty() || !v.ratio.known() ? by_ratio + (by_ratio.empty() ? by_time : "")
              : by_time.empty()                       ? ""
-                                                     : by_time + ", one rank too";
+                                                     : by_time + ", also on one rank";
     if (v.text.empty()) v.text = "no";
   }
   return out;
@@ -297,7 +294,7 @@ std::string Bench::about() const {
 }
 
 std::vector<Part> Bench::parts(size_t sides, double width) const {
-  std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Rows of bench: B compared with A" : "Rows of bench"}};
+  std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Benchmarks: B compared with A" : "Benchmarks"}};
   out[0].caption = kHowToRead[sides - 1];
   out[0].about = {about()};
   out[0].text = about() + out[0].caption + "\n";

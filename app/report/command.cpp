@@ -22,7 +22,8 @@ bool is_list(std::string_view option, const std::string& text) {
 
 Job checked_job(const TrainOptions& o) {
   if (o.plan.dp_mode == DataMode::ps_async)
-    throw Error("--dp-mode: expected synchronous data ranks, got ps-async, whose steps are only known from a run");
+    throw Error(
+        "--dp-mode: expected synchronous data parallelism, got ps-async, whose steps are known only from a run");
   Job job = resolve(o);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(o.preset);
   check_sizes(job);
@@ -159,19 +160,20 @@ fs::path report_path(const ReportOptions& o) {
 }
 
 void check(const ReportOptions& o) {
-  if (o.svg && !o.figure) throw Error("--svg: expected --figure, got none");
-  if (o.figure && !o.svg) throw Error("--figure: expected --svg, since figures are SVG files; got none");
-  if (o.figure && o.format == "text") throw Error("--format: expected no --format with --figure, got text");
+  if (o.svg && !o.figure) throw Error("--svg: requires --figure");
+  if (o.figure && !o.svg) throw Error("--figure: requires --svg, because figures are SVG files");
+  if (o.figure && o.format == "text") throw Error("--format: text cannot be combined with --figure");
   if (o.format == "text" && o.out)
-    throw Error("--out: expected no file with --format text, which is printed on standard output");
-  if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, got none");
+    throw Error("--out: cannot be combined with --format text, which is printed on standard output");
+  if (o.runs.empty() && !o.figure) throw Error("RUN: missing; expected a run directory");
   if (o.runs.size() > 2) bad_usage("RUN: expected at most two arguments, got {}", o.runs.size());
   const bool rows = !o.runs.empty() && is_bench_file(o.runs[0]);
   if (std::ranges::count_if(o.runs, is_bench_file) != (rows ? std::ssize(o.runs) : 0))
     bad_usage("RUN: expected two runs or two `bench` files, got {} and {}", o.runs[0], o.runs[1]);
   if (o.figure && (*o.figure == "bench") != rows)
     bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench with a `bench` file" : "a `bench` file");
-  if (!o.runs.empty() && !o.args.empty()) bad_usage("--{}: expected no plan options with a run", o.args.front().first);
+  if (!o.runs.empty() && !o.args.empty())
+    bad_usage("--{}: plan options cannot be combined with a run", o.args.front().first);
 }
 
 }  // namespace

@@ -92,16 +92,16 @@ class Comparison {
   }
 
   void steps() {
-    begin("a step");
-    row("median of the run", Unit::ms, [](const Side& s) { return above_zero(s.r.step_ms); });
-    row("a quarter of its steps is faster than", Unit::ms, [](const Side& s) { return above_zero(s.r.quick_ms); });
-    row("a quarter of its steps is slower than", Unit::ms, [](const Side& s) { return above_zero(s.r.slow_ms); });
+    begin("step time");
+    row("median over the run", Unit::ms, [](const Side& s) { return above_zero(s.r.step_ms); });
+    row("25th percentile", Unit::ms, [](const Side& s) { return above_zero(s.r.quick_ms); });
+    row("75th percentile", Unit::ms, [](const Side& s) { return above_zero(s.r.slow_ms); });
     row("tokens/s", Unit::rate, [](const Side& s) { return above_zero(s.r.tokens_per_s); });
-    row("median of those in the trace", Unit::ms, [](const Side& s) { return above_zero(s.step.end - s.step.begin); });
+    row("median over the traced steps", Unit::ms, [](const Side& s) { return above_zero(s.step.end - s.step.begin); });
   }
 
   void bubbles() {
-    begin("bubble of the pipeline, share of its time");
+    begin("pipeline bubble, fraction of the time");
     const auto share = [&](const char* name, Maybe (*get)(const Side&)) {
       row(name, Unit::share, [&](const Side& s) { return s.pipeline ? get(s) : Maybe(); });
     };
@@ -112,7 +112,7 @@ class Comparison {
   }
 
   void communication() {
-    begin("communication in the step that the trace shows, mean of ranks");
+    begin("communication in the traced step, mean over ranks");
     const auto time_and_share = [&](const std::string& name, double (*get)(const Exposure&)) {
       row(name, Unit::ms, [&](const Side& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
       row(name + ", of the step", Unit::share, [&](const Side& s) {
@@ -122,13 +122,13 @@ class Comparison {
     time_and_share("exposed", [](const Exposure& e) { return e.exposed(); });
     time_and_share("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
     time_and_share("- transfer", [](const Exposure& e) { return e.transfer; });
-    time_and_share("hidden behind computing", [](const Exposure& e) { return e.hidden; });
+    time_and_share("hidden behind computation", [](const Exposure& e) { return e.hidden; });
   }
 
   // Bytes per step if both runs have traces, otherwise the summary's bytes of the full run.
   void sent() {
     const bool traced = a_.step.step > 0 && b_.step.step > 0;
-    begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
+    begin(traced ? "bytes sent by all ranks in a step" : "bytes sent in the full run");
     std::map<const Side*, std::map<std::string, double>> bytes;
     std::set<std::string> names;
     for (const Side* s : {&a_, &b_}) {
@@ -145,7 +145,7 @@ class Comparison {
     }
     names.insert("~all");
     for (const std::string& name : names)
-      row(name == "~all" ? "all" : name, Unit::bytes, [&](const Side& s) {
+      row(name == "~all" ? "total" : name, Unit::bytes, [&](const Side& s) {
         const bool known = !s.r.ranks.empty() || (name != "~all" && bytes[&s].contains(name));
         return known ? Maybe(bytes[&s][name]) : Maybe();
       });
@@ -157,7 +157,7 @@ class Comparison {
       row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const Side& s) {
         return s.peak_rank && s.r.traced ? Maybe(static_cast<double>(s.peak_rank->peaks[c])) : Maybe();
       });
-    row("all at once", Unit::bytes,
+    row("peak", Unit::bytes,
         [](const Side& s) { return s.peak_rank ? Maybe(static_cast<double>(s.peak_rank->peak)) : Maybe(); });
   }
 
@@ -165,7 +165,7 @@ class Comparison {
     begin("loss");
     const int64_t common = std::min(last_step(a_.r), last_step(b_.r));
     if (common > 0)
-      row(fmt::format("of step {}", common), Unit::loss, [&](const Side& s) {
+      row(fmt::format("at step {}", common), Unit::loss, [&](const Side& s) {
         Maybe out;
         for (const Point& p : s.r.losses)
           if (p.step == common) out = p.value;
@@ -174,9 +174,8 @@ class Comparison {
     const auto last = [](const std::vector<Point>& points) {
       return points.empty() ? Maybe() : Maybe(points.back().value);
     };
-    if (last_step(a_.r) != last_step(b_.r))
-      row("at its end", Unit::loss, [&](const Side& s) { return last(s.r.losses); });
-    row("of the last validation", Unit::loss, [&](const Side& s) { return last(s.r.validations); });
+    if (last_step(a_.r) != last_step(b_.r)) row("final", Unit::loss, [&](const Side& s) { return last(s.r.losses); });
+    row("last validation", Unit::loss, [&](const Side& s) { return last(s.r.validations); });
   }
 
   const Side &a_, &b_;
@@ -193,16 +192,16 @@ std::vector<std::string> comparison_notes(const Side& a, const Side& b) {
                       "--trace to record them",
                       name));
     else if (one->step.step == 0)
-      out.push_back(fmt::format("the trace of {} has no steps", name));
+      out.push_back(fmt::format("the trace of {} contains no steps", name));
     else if (!one->exposure)
-      out.push_back(fmt::format("the trace of {} has no communication stalls", name));
+      out.push_back(fmt::format("the trace of {} does not record communication stalls", name));
     if (!one->r.traced && one->r.ranks.empty())
       out.push_back(fmt::format("{} did not finish, so its bytes and peaks are unknown", name));
     if (one->r.shared)
-      out.push_back(fmt::format("{}: {} rank threads share {} cores, so waiting times are not those of the plan", name,
+      out.push_back(fmt::format("{}: {} rank threads share {} cores, so waiting times do not reflect the plan", name,
                                 one->r.threads, one->r.cores));
     if (last_step(one->r) > last_step(other->r))
-      out.push_back(fmt::format("{} has {} steps and {} {}: losses are compared at the last common step", name,
+      out.push_back(fmt::format("{} has {} steps and {} has {}: losses are compared at the last common step", name,
                                 last_step(one->r), other->r.label, last_step(other->r)));
   }
   return out;
@@ -327,7 +326,7 @@ Flights parse_flights(std::string_view file, const std::string& what) {
   constexpr int64_t kMax = 1 << 16;
   for (const RankFlight& r : out.written)
     if (r.rank >= out.ranks || out.ranks > kMax)
-      bad_input("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMax);
+      bad_input("{}: rank {} of {} ranks; expected a smaller rank and at most {} ranks", what, r.rank, out.ranks, kMax);
   std::ranges::sort(out.written, {}, &RankFlight::rank);
   return out;
 }
@@ -335,10 +334,11 @@ Flights parse_flights(std::string_view file, const std::string& what) {
 std::string record_flights(const Flights& all, bool as_page) {
   Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Cause by rank:\n"};
   Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"cause", ""}, false, 1}}, .indent = 2};
-  Part done{
-      .id = "flight",
-      .title = "Last operations of each rank",
-      .caption = "Each row is one operation of an axis. Ranks that are in it wait for ranks where it is missing."};
+  Part done{.id = "flight",
+            .title = "Last operations of each rank",
+            .caption =
+                "Each row is one operation along an axis. Ranks on which it is pending wait for ranks on which it is "
+                "missing."};
   Table last{.id = "last", .columns = {{"axis"}, {{"number", ""}, false, 6}}, .indent = 2};
   for (int64_t r = 0; r < all.ranks; ++r) {
     const std::string rank = fmt::format("{}", r);

@@ -48,7 +48,7 @@ Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, d
   std::map<std::string, Lane> others;
   std::vector<Mark> waits;
   Lanes out{.title = rank.name,
-            .lanes = {{"computing", {idle}}},
+            .lanes = {{"computation", {idle}}},
             .max = span,
             .width = width,
             .tall = 20,
@@ -199,7 +199,7 @@ void need_trace(std::string_view figure, const Record& r) {
 StepSpan traced_step(std::string_view figure, const Record& r) {
   need_trace(figure, r);
   const StepSpan step = median_step(r);
-  if (step.step == 0) refuse(figure, r, "the trace has no steps");
+  if (step.step == 0) refuse(figure, r, "the trace contains no steps");
   return step;
 }
 
@@ -262,7 +262,7 @@ Part pipelines(const Records& runs, double width) {
     }
     const StepSpan step = median_step(r);
     const std::optional<MeasuredPipeline> p = measure_pipeline(r, step);
-    if (!p) refuse("pipeline", r, "the trace has no step with all actions of the schedule");
+    if (!p) refuse("pipeline", r, "the trace contains no step with all actions of the schedule");
     for (Panel& panel : make_panels(r, *p, step)) {
       panel.title = run_title(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_share())));
       f.pictures.push_back(render_lanes(panel_lanes(panel, width)));
@@ -389,7 +389,7 @@ Part all_bytes(const Records& runs, double width) {
       add_new(f.legend, {{css, "along " + s.axis}});
     }
     left = std::max(left, left_edge(bars.lanes));
-    bars.title = run_title(runs, runs[i], fmt::format("{} in all", short_bytes(sum)));
+    bars.title = run_title(runs, runs[i], fmt::format("{} in total", short_bytes(sum)));
     f.caption += fmt::format(" {}.", bars.title);
     all.push_back(std::move(bars));
   }
@@ -407,7 +407,7 @@ Part losses(const Records& runs, double width) {
          .caption = "Training loss of each step; circles mark the loss over the validation split."};
   for (size_t i = 0; i < runs.size(); ++i) {
     const Record& r = runs[i];
-    if (r.planned) refuse("loss", r, "expected a run, got a plan that has not run");
+    if (r.planned) refuse("loss", r, "expected a run, got a plan that has not been run");
     if (r.losses.empty()) refuse("loss", r, "no step was recorded");
     const std::string of = runs.size() > 1 ? r.label + ", " : "";
     f.legend.push_back({fmt::format("loss-key{}", second(i)), of + "training"});

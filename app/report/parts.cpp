@@ -61,25 +61,24 @@ Part loss_part(const Record& r) {
 
 Table bubble_table(const Record& r, const MeasuredPipeline& p) {
   Table t{.id = "bubble",
-          .columns = {{{"bubble", ""}, false, 10}, {{"share of the time", ""}, true, 6}, {"method"}},
-          .above = "\nbubble, share of the time\n",
+          .columns = {{{"bubble", ""}, false, 10}, {{"fraction of the time", ""}, true, 6}, {"method"}},
+          .above = "\nbubble, fraction of the time\n",
           .indent = 2};
   t.rows = {
       {{"formula", p.formula ? percent(*p.formula) : Cell("none known", "none"),
         "closed form of the schedule, assuming F, I and W of equal length"}},
       {{{"planned, equal times", "planned"},
         percent(p.equal.bubble_share()),
-        "simulated schedule with the same assumption"}},
+        "simulated schedule under the same assumption"}},
       {{{"planned, measured times", "replayed"},
         percent(p.replayed.bubble_share()),
-        r.shared
-            ? "simulated schedule with the CPU time of each pass in this step and messages that take no time"
-            : "simulated schedule with the measured time of each pass in this step and the mean time of messages"}}};
+        r.shared ? "simulated schedule with the CPU time of each pass in this step and zero-cost messages"
+                 : "simulated schedule with the measured time of each pass in this step and the mean message time"}}};
   if (r.shared)
     t.rows.push_back({{"measured",
                        {"not meaningful", "null"},
-                       fmt::format("null: {} rank threads share {} cores, so ranks slow each other down, and their "
-                                   "waiting time is not the plan's bubble",
+                       fmt::format("null: {} rank threads share {} cores and slow each other down, so their idle time "
+                                   "does not measure the pipeline bubble",
                                    r.threads, r.cores)}});
   else
     t.rows.push_back({{"measured", percent(p.measured.bubble_share()),
@@ -117,13 +116,13 @@ std::string schedules_text(const Record& r, const MeasuredPipeline& p, const Ste
   std::string out = "\nplanned: forward pass, input gradients and weight gradients of equal length\n";
   out += draw_to_scale(p.equal) + "\n";
   out += fmt::format("replayed: the plan with the {}; {:.3f} ms\n",
-                     r.shared ? "CPU times of passes and messages that take no time" : "measured times of passes",
+                     r.shared ? "CPU times of passes and zero-cost messages" : "measured times of passes",
                      p.replayed.makespan);
   out += draw_to_scale(p.replayed, ms) + "\n";
   if (r.shared)
     out += fmt::format(
-        "measured: not shown, because {} rank threads share {} cores, so the waiting time of a rank is not the "
-        "plan's\nbubble; the replayed schedule above is simulated with the CPU times of single passes.\n",
+        "measured: not shown, because {} rank threads share {} cores, so the idle time of a rank does not measure "
+        "the\npipeline bubble; the replayed schedule above is simulated with the CPU times of single passes.\n",
         r.threads, r.cores);
   else
     out +=
@@ -209,7 +208,7 @@ Part timeline_part(const Record& r, const StepSpan& step) {
   p.caption =
       "For each rank, the upper row shows computation and the rows below it concurrent communication. Communication "
       "below a computation is hidden. Below empty space, or below the grey line of a stalled pass, it is exposed.";
-  p.notes = {first_ranks(r, "; trace.json contains all"),
+  p.notes = {first_ranks(r, "; trace.json contains all of them"),
              "For all tracks of all recorded steps, open trace.json in this run directory in ui.perfetto.dev."};
   if (static_cast<int>(r.ranks.size()) > r.schedule.ranks) p.text = timeline_text(r, step);
   return p;
@@ -221,15 +220,15 @@ Part memory_part(const Record& r, const StepSpan& step) {
   p.title = fmt::format("Memory in step {}", step.step);
   p.caption =
       "The height of a colour is the memory of a rank in that category, sampled after every change by 1/32 of its "
-      "maximum. All ranks share one scale. Activations grow in forward passes and shrink in backward passes. The table "
+      "maximum. All ranks use the same scale. Activations grow in forward passes and shrink in backward passes. The "
+      "table "
       "lists the peaks of the full run.";
   p.notes = {first_ranks(r)};
-  Table t{.id = "peaks",
-          .columns = {{{"most bytes at one time", "rank"}, false, 6}},
-          .above = "\nmost bytes at one time\n"};
+  Table t{
+      .id = "peaks", .columns = {{{"peak memory in bytes", "rank"}, false, 6}}, .above = "\npeak memory in bytes\n"};
   for (size_t c = 0; c < kCategories; ++c)
     t.columns.push_back({std::string(to_string(static_cast<Category>(c))), true, 13});
-  t.columns.push_back({{"all at once", "peak"}, true, 13});
+  t.columns.push_back({{"total peak", "peak"}, true, 13});
   t.columns.push_back({"MB", true, 9, false});
   for (size_t rank = 0; rank < r.ranks.size(); ++rank) {
     Row& row = t.rows.emplace_back(Row{{{r.ranks[rank].name, fmt::format("{}", rank)}}});
@@ -247,8 +246,8 @@ Part bytes_part(const Record& r, const StepSpan& step) {
   Part p{.id = "bytes",
          .title = "Bytes by axis and operation",
          .caption = fmt::format("Each bar shows the bytes sent by all ranks in step {} by one operation along one axis "
-                                "of the mesh. Long bars show where a faster network would help. The last columns are "
-                                "those of the full run, with set-up and validation.",
+                                "of the mesh. Long bars show where a faster network would help. The last columns "
+                                "cover the full run, including set-up and validation.",
                                 step.step)};
   Table step_table{.id = "",
                    .columns = {{"axis", false, 6, false},
@@ -357,7 +356,7 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
   Part part{.id = "pipeline"};
   if (!measured) {
     part.title = "Pipeline";
-    part.notes = {"The trace has no step with all actions of the schedule."};
+    part.notes = {"The trace contains no step with all actions of the schedule."};
     part.text = "\n" + part.notes[0] + "\n";
     return part;
   }
@@ -378,8 +377,8 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
   for (const Panel& panel : make_panels(r, p, step)) part.pictures.push_back(render_lanes(panel_lanes(panel)));
   if (r.shared)
     part.warning = fmt::format(
-        "The measured pipeline is not shown, because {} rank threads share {} cores, so the waiting time of a rank is "
-        "not the plan's bubble. The figures above are simulated with the CPU times of single passes.",
+        "The measured pipeline is not shown, because {} rank threads share {} cores, so the idle time of a rank does "
+        "not measure the pipeline bubble. The figures above are simulated with the CPU times of single passes.",
         r.threads, r.cores);
   part.tables = {bubble_table(r, p), times_table(r, p)};
   part.text = schedules_text(r, p, step);

@@ -43,11 +43,11 @@ class Value {
     return json_.get<bool>();
   }
   std::string text() const {
-    if (!json_.is_string()) refuse("a text");
+    if (!json_.is_string()) refuse("a string");
     return json_.get<std::string>();
   }
   std::vector<Value> list() const {
-    if (!json_.is_array()) refuse("a list");
+    if (!json_.is_array()) refuse("an array");
     std::vector<Value> out;
     for (const Json& item : json_) out.emplace_back(item, file_);
     return out;
@@ -86,10 +86,10 @@ void read_plan(Record& r, const Value& plan, const std::string& file) {
   r.schedule.name = schedule["name"].text();
   r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMaxRecorded), axes)},
             {"data axis", plan["strategy"].text()},
-            {"sums", plan["all_reduce"].text()},
+            {"all-reduce", plan["all_reduce"].text()},
             {"backend", plan["backend"].text()},
-            {"batch", fmt::format("{} sequences, {} micro-batches per data rank", plan["batch"].count(),
-                                  r.schedule.microbatches)},
+            {"batch", fmt::format("{} sequences, {} micro-batch{} per data rank", plan["batch"].count(),
+                                  r.schedule.microbatches, r.schedule.microbatches == 1 ? "" : "es")},
             {"recompute", plan["recompute"].text()},
             {"threads per rank", fmt::format("{}", plan["threads_per_rank"].count())}};
   if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMaxRecorded);
@@ -183,7 +183,7 @@ void read_experts(Record& r, const Value& v) {
     std::vector<int64_t>& rows = r.experts.load.rows.emplace_back();
     for (const Value& choices : layer.list()) rows.push_back(choices.count(kMaxChoices));
     if (rows.empty() || std::ssize(rows) > kMaxExperts || std::ssize(rows) % r.experts.ranks != 0)
-      layer.refuse("the loads of at most 10000 experts, divisible by the ranks");
+      layer.refuse("the loads of at most 10000 experts; their number must be a multiple of the number of ranks");
     if (std::ssize(r.experts.load.rows) > kMaxLayers) v["load"].refuse("at most 1024 layers");
   }
 }
@@ -412,11 +412,11 @@ Record read_record(const fs::path& run, bool may_lack_trace) {
   const std::string folder = (run / "").string();
   Record r;
   if (may_lack_trace && !(is_there(run / "report.json") && is_there(run / "trace.json"))) {
-    if (!is_there(run / "metrics.jsonl")) bad_input("{}: expected a run directory, got no metrics.jsonl", run.string());
+    if (!is_there(run / "metrics.jsonl")) bad_input("{}: not a run directory: metrics.jsonl is missing", run.string());
     r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
   } else {
     for (const char* file : {"report.json", "trace.json"})
-      if (!is_there(run / file)) bad_input("{}: found no {}; train with --trace to record it", run.string(), file);
+      if (!is_there(run / file)) bad_input("{}: {} is missing; train with --trace to record it", run.string(), file);
     const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
                       metrics = read_file(run / "metrics.jsonl");
     r = parse_record({report, trace, metrics}, folder);

@@ -42,8 +42,8 @@ FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
     const bool bytes = dtype == DType::uint8;  // a 4-bit weight
     if (bytes != (tensor.dtype == DType::uint8) || !(bytes || is_floating(tensor.dtype)) ||
         tensor.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      bad_input("the checkpoint's '{}' does not match: expected {} of shape {}", name, bytes ? "bytes" : "numbers",
-                shape.str());
+      bad_input("the checkpoint's tensor '{}' does not match: expected {} of shape {}", name,
+                bytes ? "bytes" : "floating-point values", shape.str());
     return [saved, read = saved->reader(name), stored = tensor.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / element_size(dtype);
@@ -73,7 +73,7 @@ FullTensors full_tensors(const std::shared_ptr<const HubFolder>& folder) {
   return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (dtype != DType::uint8) return of(name, dtype, shape);
     const auto codes = folder->codes(name);
-    if (!codes) bad_input("{}: '{}' is not in 4 bits", folder->path().string(), name);
+    if (!codes) bad_input("{}: tensor '{}' is not quantized to 4 bits", folder->path().string(), name);
     const auto bytes = std::make_shared<const std::vector<std::byte>>(codes->packed());
     return
         [bytes, read = make_reader(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
@@ -204,7 +204,7 @@ std::set<std::string> tensor_names(LanguageModel& model) {
 
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);
-  if (base) bad_usage("--base: goes with adapters, got none in {}", from.string());
+  if (base) bad_usage("--base: requires adapters, but {} has none", from.string());
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
@@ -287,8 +287,8 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base, bool train
   const Pretrained all = open_pretrained(from, base);
   if (trains && !all.merged.empty())
     bad_input(
-        "{}: these adapters cannot be trained further; expected adapters of the same rank and alpha on linear layers "
-        "in all layers; checkpoint import converts them to a full model",
+        "{}: these adapters cannot be trained further; expected adapters of the same rank and alpha on the linear "
+        "modules of every layer; tessera checkpoint import converts them to a full model",
         all.merged);
   say_notes(all.notes);
   return all.config;
@@ -312,7 +312,7 @@ ModelConfig first_config(const TrainOptions& o) {
   ModelConfig config = pretrained_config(*o.run.init, o.run.base, true);
   if (d.add_tokens.empty()) return config;
   if (d.tokenizer && !is_folder(*d.tokenizer))
-    bad_usage("--add-tokens: expected a --tokenizer folder or none with --init, got {}", *d.tokenizer);
+    bad_usage("--add-tokens: with --init, expected a tokenizer directory or no --tokenizer, got {}", *d.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(d.tokenizer ? fs::path(*d.tokenizer) : tokenizer_path(*o.run.init, o.run.base));
   const int64_t before = own->vocab_size();
@@ -320,8 +320,8 @@ ModelConfig first_config(const TrainOptions& o) {
   if (tokens == before) return config;
   if (config.lora.rank > 0 || o.model.lora.rank > 0)
     bad_usage(
-        "--add-tokens: {} of them are new, but training adapters does not update embedding rows; expected full "
-        "training, without --lora-rank",
+        "--add-tokens: {} of the tokens are new, but adapter training does not update embedding rows; expected full "
+        "fine-tuning, without --lora-rank",
         tokens - before);
   config.vocab = std::max(config.vocab, tokens);
   return config;
@@ -361,13 +361,13 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
-      bad_usage("--{}: the model has {}, got {}", to.word(), from.text(), to.text());
+      bad_usage("--{}: expected {}, the value of the model, got {}", to.word(), from.text(), to.text());
     to.assign(from);
     o.given->emplace(name);
   };
   const std::string default_model = TrainOptions().preset, plain(plain_preset(c.family));
   if (o.preset != default_model && o.preset != plain)
-    bad_usage("--model: expected no --model with --init, which specifies the model; got {}", o.preset);
+    bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.preset);
   o.preset = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
@@ -380,15 +380,14 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (LoraConfig& lora = o.model.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(
-          "--lora-rank: expected only --lora-dropout, because the --init model has adapters that are trained further"
-          "alone");
+          "--lora-rank: expected only --lora-dropout, because the adapters of the --init model are trained further");
     lora.rank = c.lora.rank, lora.rank_stabilised = c.lora.rank_stabilised;
     take("lora_alpha"), take("lora_targets");
   }
   const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.model.quantize.codec : held;
   if (wanted == Codec::gptq && held == Codec::none)
     throw Error(
-        "--quantize: gptq requires a model quantized by tessera checkpoint quantize; got a model without codes");
+        "--quantize: gptq requires a model quantized by tessera checkpoint quantize; this model is not quantized");
   if (held != Codec::none && wanted != Codec::none) take("quantize");
   if (wanted == Codec::gptq) take("quantize_group");
 }
@@ -414,7 +413,7 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
   if (saves_in_background(config)) {  // if replicas are equal, only the first is copied
     const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
     here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
-    here.more_is = "a copy for saving in the background (not with `save_every` 0)";
+    here.more_is = "a copy for saving in the background (avoidable with `save_every` 0)";
   }
   refuse(memory_refusal(job, here, limit_without_threads(job, here.ranks)));
 }
@@ -435,7 +434,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
   const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
   const uintmax_t max_bytes = bytes_in(largest);
   if (max_bytes > 0 && of.values > kFarOff * static_cast<double>(max_bytes))
-    bad_input("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at max_bytes the {} bytes of {}",
+    bad_input("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} bytes of {}",
               config.string(), of.parameters, of.values, max_bytes, largest.string());
 }
 

@@ -54,8 +54,8 @@ std::string vocab_hint(const Job& s, int64_t vocab) {
   const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
-      "a vocabulary of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; "
-      "pad it with --vocab {}",
+      "a vocabulary size of {} is not a multiple of {}, which slows down the output layer and the loss on a GPU; pad "
+      "it with --vocab {}",
       vocab, row, (vocab + round - 1) / round * round);
 }
 
@@ -123,7 +123,7 @@ void TrainOutput::introduce(const RunStart& start) {
 
 void TrainOutput::stopped(const RunResult& r) {
   const std::string where =
-      fmt::format("stopped {}after step {}", r.in_validation ? "in the validation " : "", r.steps);
+      fmt::format("stopped {}after step {}", r.in_validation ? "during the validation " : "", r.steps);
   if (options_.run.no_save) return message(where + "; nothing was saved (--no-save)");
   message(fmt::format("{}{}; tessera train --resume --out {} resumes", where,
                       r.in_validation ? ", which was saved" : "", run_.string()));
@@ -212,7 +212,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of this machine's matmul peak; ", losses_.front(),
                         sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
-  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps were left; at most", peak_mb,
+  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps remained; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   if (f.predicted_s && stepped)
     text += fmt::format("Step time: predicted {:.2f} ms for this machine, measured {:.2f} ms.\n", *f.predicted_s * 1e3,

@@ -106,11 +106,10 @@ class Launcher {
       terminate_remaining();
       if (number > o_.restarts) {
         report_total();
-        throw Error(
-            fmt::format("--restarts: all {} restarts failed; the last failure: {}; tessera train --resume --out {} "
-                        "resumes after step {}",
-                        o_.restarts, e.cause, run_.string(), e.from),
-            e.status > 128 ? Status::communication : static_cast<Status>(e.status));
+        throw Error(fmt::format("--restarts: all {} restarts failed; last failure: {}; tessera train --resume --out {} "
+                                "resumes after step {}",
+                                o_.restarts, e.cause, run_.string(), e.from),
+                    e.status > 128 ? Status::communication : static_cast<Status>(e.status));
       }
       ++restarts_;
     }
@@ -225,7 +224,7 @@ class Launcher {
           "\n");
   }
   void report_total() const {
-    say(fmt::format("{} {}: {} steps repeated; lost {:.1f} s of work and {:.1f} s of restarting", restarts_,
+    say(fmt::format("{} {}: {} steps repeated; lost {:.1f} s of work and {:.1f} s to restarting", restarts_,
                     restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
   }
 
@@ -259,7 +258,7 @@ Host parse_host(std::string_view line, const std::string& where) {
   if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMaxSlots)
     bad_input("{}: expected 0 to {} slots, got '{}'", where, kMaxSlots, slots);
   if (const std::string_view more = take_word(line); !more.empty())
-    bad_input("{}: expected nothing after the slots, got '{}'", where, more);
+    bad_input("{}: expected nothing after the number of slots, got '{}'", where, more);
   return out;
 }
 

@@ -35,8 +35,8 @@ Dataset open_dataset(const TrainConfig& o, bool quiet) {
   if (const int64_t rows = o.model.vocab; o.run.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
     dataset.notes.push_back(
-        fmt::format("the tokenizer has {} tokens, but the embedding table only {} rows; the data contain none of the "
-                    "missing tokens",
+        fmt::format("the tokenizer has {} tokens, but the embedding table has only {} rows; the data contain no token "
+                    "without a row",
                     dataset.vocab(), rows));
     dataset.table = rows;
   }
@@ -45,8 +45,8 @@ Dataset open_dataset(const TrainConfig& o, bool quiet) {
   for (const std::string& name : tokenizer.added)
     added += fmt::format("{}{} is token {}", added.empty() ? "" : ", ", name, dataset.tokenizer->special(name).value());
   if (!added.empty() && !o.run.resume)
-    dataset.notes.push_back(added +
-                            (o.run.init ? "; new embedding rows are initialized with the mean of the others" : ""));
+    dataset.notes.push_back(
+        added + (o.run.init ? "; new embedding rows are initialized with the mean of the existing rows" : ""));
   if (o.run.init && o.data.tokenizer && !o.run.resume) try {
       if (Tokenizer::open_folder(first_tokenizer(o.run))->identity() != dataset.tokenizer->identity())
         dataset.notes.push_back(fmt::format("the tokenizer differs from that of {} (--tokenizer)", *o.run.init));
@@ -124,7 +124,7 @@ RunDirectory open_directory(const RunConfig& run) {
 Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
-  out.emplace_back("folder of the run", is_there(run / "lock") ? "that of " + RunLock::read(run) : "missing");
+  out.emplace_back("run directory", is_there(run / "lock") ? "locked by " + RunLock::read(run) : "missing");
   std::vector<std::string> passed_over;
   const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
   out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
@@ -178,8 +178,7 @@ int train_in_processes(const TrainOptions& asked) {
 
 int run(const TrainOptions& asked) {
   TrainOptions o = asked;
-  if (o.model.lora.rank > 0 && !o.run.init)
-    throw Error("--lora-rank: expected --init, the base model of the adapters; got none");
+  if (o.model.lora.rank > 0 && !o.run.init) throw Error("--lora-rank: requires --init, the base model of the adapters");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.run.resume)
     of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
   check_minimum_memory(o);

@@ -1,3 +1,4 @@
+// Forward passes and vjps of expert ops.
 #include "autograd/experts/ops.h"
 
 #include <numeric>
@@ -102,7 +103,7 @@ void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, 
 Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts) {
   if (w.empty() || counts.empty() || counts.size() % w.size() != 0)
     throw Error("[grouped_linear] got " + std::to_string(counts.size()) + " row counts for " +
-                std::to_string(w.size()) + " weights; expected a multiple");
+                std::to_string(w.size()) + " weights; expected a multiple of the number of weights");
   std::vector<Var> inputs{x};
   std::vector<Saved> saved;
   std::vector<GemmGroup> groups;

@@ -1,3 +1,4 @@
+// Mixture-of-experts ops on Vars; the kernels are in tensor/ops/experts/.
 #pragma once
 
 #include "autograd/var.h"

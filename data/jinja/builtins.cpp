@@ -105,7 +105,7 @@ Value split(const Call& c) {
   Values out;
   if (c.has(1)) {
     const std::string& by = c.exact(1);
-    if (by.empty()) throw InputError("splitting by an empty separator is not supported");
+    if (by.empty()) throw InputError("splitting at an empty separator is not supported");
     for (size_t end = s.find(by); limit-- != 0 && end != std::string_view::npos; end = s.find(by)) {
       out.emplace_back(std::string(s.substr(0, end)));
       s.remove_prefix(end + by.size());
@@ -417,7 +417,7 @@ Value apply(const Builtin& builtin, Call c) {
     if (v.text()) c.work.charge(v.text()->size());
   if (c.at(0).marked && !find_builtin(Group::tests, c.name) &&
       !find_substring("safe string length count tojson default d", c.name))
-    bad_input("'{}' is not supported on a string marked by `safe`", c.name);
+    bad_input("'{}' is not supported on a string marked as `safe`", c.name);
   if (builtin.parameters == "*") return builtin.function(c);
   for (auto& [name, value] : std::exchange(c.named, {})) {
     const auto place = find_substring(builtin.parameters, name);

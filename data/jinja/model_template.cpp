@@ -154,11 +154,12 @@ std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i
   for (std::string* const text : {&rest, &tail})
     if (silent) *text = jinja::stripped(*text, true, false);
   if (!full.starts_with(head) || !full.ends_with(rest) || full.size() < head.size() + rest.size())
-    refuse("differently from a placeholder");
+    refuse("in a form that depends on its content");
   const size_t end = full.size() - rest.size();
   const std::string_view found = full.substr(head.size(), end - head.size());
   const size_t closing = closing_size(tail, rest);
-  if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty())) refuse("differently from a placeholder");
+  if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty()))
+    refuse("in a form that depends on its content");
   const std::string asked = i == 0 ? "" : text(std::span(turns).first(i), example.variables, false, what).text;
   size_t begin = head.size();
   if (full.starts_with(before)) {

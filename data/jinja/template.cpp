@@ -20,7 +20,7 @@ constexpr int kDeepestSyntax = 150, kMaxLinks = 1500, kDeepestRun = 500;
 // Limits nesting, so that no template overflows the stack.
 struct Level : NotCopied {
   Level(int& level, int max) : now(level) {
-    if (++now > max) throw InputError("nested too deeply, or endless recursion of a macro");
+    if (++now > max) throw InputError("nested too deeply, or infinite recursion of a macro");
   }
   ~Level() { --now; }
 
@@ -227,7 +227,7 @@ class Parser {
       };
     }
     if (kind == "break" || kind == "continue") {
-      if (!loops_) bad_input("`{}` is outside of a loop", kind);
+      if (!loops_) bad_input("`{}` is outside a loop", kind);
       close('%');
       return [flow = kind == "break" ? Flow::broken : Flow::continued](RenderContext&) { return flow; };
     }
@@ -450,12 +450,12 @@ class Parser {
     skip_digits();
     const bool real = s_[at_] == '.' && is_digit(s_[at_ + 1]);
     if (real) ++at_, skip_digits();
-    if (is_letter(s_[at_])) throw InputError("a number in an unknown format");
+    if (is_letter(s_[at_])) throw InputError("a number has an unknown format");
     const std::string text = s_.substr(begin, at_ - begin);
     if (real) return std::strtod(text.c_str(), nullptr);
     int64_t value = 0;
     if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
-      throw InputError("an integer is beyond 64 bits");
+      throw InputError("an integer does not fit in 64 bits");
     return value;
   }
   Code primary() {

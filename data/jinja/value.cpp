@@ -80,7 +80,7 @@ bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence
 }
 // Python's Markup escapes strings concatenated with it.
 void require_plain(const Value& v) {
-  if (v.marked) throw InputError("a string marked by `safe` may only be printed, or joined by ~");
+  if (v.marked) throw InputError("a string marked as `safe` may only be printed or joined with ~");
 }
 
 // As in Python: double quotes only if the string contains single quotes and no double quotes.
@@ -167,7 +167,7 @@ int64_t of_integers(std::string_view op, __int128 a, __int128 b) {
     const __int128 below = a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
     out = op == "//" ? below : a - below * b;
   }
-  if (out < INT64_MIN || out > INT64_MAX) throw InputError("an integer is beyond 64 bits");
+  if (out < INT64_MIN || out > INT64_MAX) throw InputError("an integer does not fit in 64 bits");
   return static_cast<int64_t>(out);
 }
 
@@ -351,7 +351,8 @@ Value member(RenderContext& work, const Value& of, const Value& key, bool dotted
 void assign(RenderContext& work, const std::vector<Text>& names, const Value& value) {
   if (names.size() == 1) return static_cast<void>(work.scope->values.insert_or_assign(*names[0], value));
   Values items = to_items(work, value);
-  if (items.size() != names.size()) bad_input("{} values for {} names", items.size(), names.size());
+  if (items.size() != names.size())
+    bad_input("expected as many values as names, got {} values for {} names", items.size(), names.size());
   for (size_t i = 0; i < items.size(); ++i) work.scope->values[*names[i]] = std::move(items[i]);
 }
 

@@ -80,7 +80,7 @@ struct RenderContext : NotCopied {
   explicit RenderContext(size_t max_work = size_t{1} << 28) : left(max_work) {}
   // One unit is about a nanosecond or one byte of output. Throws InputError at the bound.
   void charge(size_t units) {
-    if (units > left) throw InputError("does more work, or makes more text, than a template should");
+    if (units > left) throw InputError("exceeds the limits on work or output of a template");
     left -= units;
   }
   Value keep(Object object) {

@@ -75,7 +75,7 @@ bool MergeTable::add(Merge merge, int32_t result) {
 // Applies merges by rank, then by position. The heap may hold merges that an earlier merge has invalidated; they are
 // detected when popped.
 void MergeTable::apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const {
-  if (piece.size() >= size_t{1} << 30) throw Error("a piece of text of 2^30 tokens or more");
+  if (piece.size() >= size_t{1} << 30) throw Error("a text segment of 2^30 tokens or more");
   const auto n = static_cast<int32_t>(piece.size());
   std::vector<Symbol> symbols(piece.size());
   for (int32_t i = 0; i < n; ++i)

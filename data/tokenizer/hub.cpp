@@ -46,7 +46,8 @@ class Model {
     number_tokens(file.vocab.members, value_at(file.json, "added_tokens"));
     if (d_.byte_level && fallback_set_ &&
         std::find(d_.byte_tokens.begin(), d_.byte_tokens.end(), -1) != d_.byte_tokens.end())
-      fail("'byte_fallback' and a ByteLevel pre_tokenizer, without a token for every byte; expected one of them");
+      fail(
+          "'byte_fallback' and a ByteLevel pre_tokenizer without a token for every byte; expected only one of the two");
     read_merges();
     if (const Json& name = value_at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
       // As in the library, a missing unknown token is an error only when it is needed.
@@ -132,7 +133,8 @@ class Model {
     if (const int32_t known = d_.vocab.find(content); known < 0) {
       set(id, content);
     } else if (id != known) {
-      fail(fmt::format("the added token {} has the id {} and in the vocabulary {}", shown(content), shown(id), known));
+      fail(fmt::format("the added token {} has the id {}, but the vocabulary assigns {}", shown(content), shown(id),
+                       known));
     }
     const auto is = [&](const char* key, bool otherwise = false) { return flag(token, key, otherwise, what_); };
     d_.added.emplace_back(content, AddedToken{.token = id.get<int32_t>(),

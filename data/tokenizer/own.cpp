@@ -90,7 +90,7 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
     if (d.tokens[i].empty()) bad_input("{}: token {} is empty", what, i);
     if (d.tokens[i].size() > 1) continue;
     int32_t& place = d.byte_tokens[static_cast<uint8_t>(d.tokens[i][0])];
-    if (place >= 0) bad_input("{}: tokens {} and {} are the same byte", what, place, i);
+    if (place >= 0) bad_input("{}: tokens {} and {} represent the same byte", what, place, i);
     place = static_cast<int32_t>(i);
   }
   for (size_t b = 0; b < 256; ++b)
@@ -288,7 +288,7 @@ CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what
     if (!c.is_number_unsigned() || !is_scalar(c.get<uint64_t>()))
       bad_input("{}: 'characters' contains {}, which is not a Unicode code point", what, c.dump());
     if (!characters.empty() && c.get<char32_t>() <= characters.back())
-      bad_input("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
+      bad_input("{}: 'characters' must be in ascending order; {} follows {}", what, c.dump(),
                 static_cast<uint32_t>(characters.back()));
     characters.push_back(c.get<char32_t>());
   }
@@ -310,7 +310,7 @@ CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string&
       const std::optional<char32_t> c = next_code_point(text, position);
       if (!c)
         bad_input(
-            "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes "
+            "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char requires; `tokenizer` bytes "
             "accepts any encoding",
             what, static_cast<uint8_t>(text[at]), before + at);
       if (!found[*c]) characters.push_back(*c);

@@ -120,7 +120,7 @@ bool Split::match(std::string_view text, size_t from, Matching& matching, size_t
   const int found = onig_search_with_param(code_->regex.get(), first, last, first + from, last, &s.region,
                                            ONIG_OPTION_NONE, s.limits.get());
   if (found < ONIG_MISMATCH)
-    throw Error(fmt::format("the pattern '{}' takes too long or too much memory at byte {} of a text of {} bytes",
+    throw Error(fmt::format("the pattern '{}' exceeds the time or memory limit at byte {} of a text of {} bytes",
                             code_->pattern, from, text.size()));
   if (found == ONIG_MISMATCH) return false;
   begin = static_cast<size_t>(s.region.beg[0]), end = std::max(begin, static_cast<size_t>(s.region.end[0]));
@@ -203,7 +203,7 @@ bool fullmatch(std::string_view regex, std::string_view text) {
   const Regex full = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
   const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
   const int found = onig_match(full.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
-  if (found < ONIG_MISMATCH) throw Error(fmt::format("matching '{}' takes too long", text));
+  if (found < ONIG_MISMATCH) throw Error(fmt::format("matching '{}' exceeds the time limit", text));
   return found >= 0;
 }
 

@@ -103,8 +103,8 @@ std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
 
 std::string where_text(const Job& job, const std::string& what) {
   const Plan& p = job.plan;
-  const char* function = p.tp > 1                    ? "squares_of_own with `beside`"
-                         : p.zero == ZeroStage::none ? "squares_of_own without `beside`"
+  const char* function = p.tp > 1                    ? "squares_of_own with `tp`"
+                         : p.zero == ZeroStage::none ? "squares_of_own without `tp`"
                                                      : "squares_of_shards";
   return fmt::format("{}, {}{}, {}", function, p.ranks() == 1 ? "1 rank" : describe(p),
                      job.model.lora.rank > 0 ? ", adapters of a frozen model" : "", what);
@@ -126,7 +126,7 @@ void check_ones(Grading& grading, const Job& job) {
     const std::string where = where_text(job, fmt::format("gradients of ones, rank {}: sums of squares per unit", r));
     if (mine.found.size() != all.size())
       throw Failure{"values", fmt::format("{}: {} values; expected {}", where, mine.found.size(), all.size()),
-                    "one value per unit is required, 0 for a frozen one"};
+                    "expected one value per unit, 0 for a frozen unit"};
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
       guesses.push_back(
@@ -148,8 +148,7 @@ void check_ones(Grading& grading, const Job& job) {
       std::vector<double> other = all;
       other.back() *= tp;
       guesses.push_back(
-          {"parameters sharded over another axis are counted on every tensor rank: compare with beside->axis()",
-           other});
+          {"parameters sharded over another axis are counted on every tensor rank: compare with tp->axis()", other});
       guesses.push_back(
           {"parameters replicated over tp are counted on all tensor ranks except one", all + replicated * (tp - 2)});
       guesses.push_back(
@@ -187,7 +186,7 @@ void check_frozen(Grading& grading) {
         1, [&](Communicator& world) { return unit_sums(*make_data_strategy(model, world, make_arena(), {})); });
   });
   grading.check([&] {
-    expect_values("squares_of_own without `beside`, frozen model: sums of squares per unit", sums[0],
+    expect_values("squares_of_own without `tp`, frozen model: sums of squares per unit", sums[0],
                   std::vector<double>(model.layout().size()));
   });
 }

@@ -93,7 +93,7 @@ struct Inputs {
   void expect_kept(const std::string& where, int rank, const Result& result) const {
     if (result.buffer.empty() || result.buffer.back() != kUntouched)
       throw Failure{"values", where + ": more than one chunk was written to `out`; expected only this rank's chunk",
-                    "`out` holds one chunk: the partial sum needs a separate buffer"};
+                    "`out` has the size of one chunk: the partial sum needs a separate buffer"};
     if (result.full != of(rank, {0, count}))
       throw Failure{"values", where + ": the array `in` was modified; expected it unchanged",
                     "a sum or message is written to `in`: use a separate buffer"};
@@ -177,7 +177,8 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
     }
     for (const int64_t sent : {found.sent, found.counted}) graded.expect_bytes(grading, where, in, op, r, sent);
     if (graded.to_the_next)
-      expect_bytes(grading, where + ", to ranks other than the next one", found.elsewhere, 0, "none: a ring");
+      expect_bytes(grading, where + ", to ranks other than the next one", found.elsewhere, 0,
+                   "none: a ring sends only to the next rank");
   }
 }
 
@@ -199,8 +200,8 @@ void expect_direct_bytes(Grading& grading, const std::string& where, const Input
   expect_bytes(grading, where, found, sent_directly({.op = op, .count = in.count}, in.ranks, rank),
                gathers ? "its chunk to every other rank" : "one chunk to every other rank, S minus its own",
                {{"the full array is sent to every other rank; each needs only its own chunk", (n - 1) * all},
-                {"a rank sends to itself too", gathers ? n * own : all},
-                {"the bytes are not counted: send() of this struct counts, that of `memory` does not", 0}});
+                {"a rank also sends to itself", gathers ? n * own : all},
+                {"the bytes are not counted: send() of this struct counts them, send() of `memory` does not", 0}});
 }
 
 constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
@@ -211,7 +212,8 @@ constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
 PassedChecks grade_messages(Grading& grading) {
   check_all(grading, {Op::reduce_scatter, Op::all_gather, Op::all_reduce}, kMessages);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 elements, with even, uneven and empty chunks",
-          "order: ranks are added in ascending order, bitwise", "bytes: each half sends (n - 1) / n of the array"};
+          "order: values are added in ascending order of ranks, bitwise identical",
+          "bytes: each half sends (n - 1) / n of the array"};
 }
 
 namespace {
@@ -304,7 +306,7 @@ constexpr Graded kRing{
 PassedChecks grade_ring(Grading& grading) {
   for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce}) check_all(grading, {op}, kRing);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 elements, with even, uneven and empty chunks",
-          "order: chunk c is added from rank c + 1 cyclically to rank c, bitwise",
+          "order: chunk c is added cyclically from rank c + 1 to rank c, bitwise identical",
           "bytes: each rank sends all but one chunk per half, 2 (n - 1) / n of the array"};
 }
 

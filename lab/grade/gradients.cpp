@@ -24,7 +24,7 @@ struct DataCase {
   std::string where(int rank) const {
     return fmt::format("{} on {} ranks, {} micro-batch{} each{}, rank {}",
                        zero == 0 ? "ddp" : fmt::format("zero-{}", zero), ranks, microbatches,
-                       microbatches == 1 ? "" : "es", idle ? ", a parameter without a gradient" : "", rank);
+                       microbatches == 1 ? "" : "es", idle ? ", with an unused parameter" : "", rank);
   }
 };
 
@@ -227,9 +227,10 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
   std::vector<Mistake> mistakes;
   for (int r = 0; r < c.ranks; ++r)
     mistakes.push_back(
-        {fmt::format("only the gradient of rank {}: the gradients are not summed over the ranks, or the step continues "
-                     "before the reduction completes",
-                     r),
+        {fmt::format(
+             "only the gradient of rank {}: the gradients are not reduced over the ranks, or the step continues "
+             "before the reduction completes",
+             r),
          g.of_rank(r)});
   if (c.microbatches > 1) {
     const int64_t last = c.microbatches - 1;
@@ -237,12 +238,12 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     for (int64_t j = 0; j < last; ++j) add(earlier, g.of_microbatch(j));
     for (int i = 0; i < c.ranks; ++i) add(again, earlier);
     add(again, g.of_microbatch(last));
-    mistakes.push_back({"only the gradient of the last micro-batch: those before it are lost", g.of_microbatch(last)});
+    mistakes.push_back({"only the gradient of the last micro-batch: earlier ones are lost", g.of_microbatch(last)});
     mistakes.push_back({"only the gradient of the micro-batches before the last one: the last one is lost", earlier});
     mistakes.push_back({"reduced in place after every micro-batch: earlier micro-batches are reduced again", again});
     Gradients twice = g.of_microbatch(last);
     add(twice, twice);
-    mistakes.push_back({"the last micro-batch twice: those before it are lost", twice});
+    mistakes.push_back({"the last micro-batch twice: earlier ones are lost", twice});
     Gradients more = sum;
     add(more, g.of_microbatch(0));
     mistakes.push_back({"the first micro-batch is added twice", more});
@@ -331,7 +332,7 @@ void check_not_early(const DataCase& c, const std::vector<Seen>& ranks) {
     throw Failure{
         "overlap",
         fmt::format("{}: {} all-reduces started before the last micro-batch; expected none", c.where(0), early),
-        "buckets are reduced in every micro-batch; expected only in the last one (`last_`)"};
+        "buckets are reduced in every micro-batch; expected only in the last one"};
 }
 
 void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
@@ -358,7 +359,7 @@ void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>&
         early == 0
             ? "buckets are reduced only after the backward pass, so nothing overlaps it: send from the hook when "
               "the last gradient of a bucket is ready"
-            : "some buckets are sent later than their last gradient"};
+            : "some buckets are sent too late: send a bucket as soon as its last gradient is ready"};
 }
 
 void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {

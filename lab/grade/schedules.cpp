@@ -42,7 +42,7 @@ std::string in_words(const std::string& fault) {
 
 std::string cause_of_fault(const Schedule& s, const std::string& fault) {
   if (std::ranges::all_of(s.actions, [](const auto& list) { return list.empty(); }))
-    return "all lists are empty; you may fill a copy of the list: write `auto& list = ...`, with the `&`";
+    return "all lists are empty; you may be filling a copy of the list: write `auto& list = ...`, with the `&`";
   const auto says = [&](const char* pattern) { return fault.find(pattern) != std::string::npos; };
   if (says("later on the same rank"))
     return s.has(PassKind::B) ? "a backward pass precedes its forward pass"
@@ -125,8 +125,8 @@ PassedChecks grade_1f1b(Grading& grading) {
       check_in_flight(where, s, r,
                       {std::min(p - r, m), "min(p - r, m)",
                        "too many forward passes first: expected p - r - 1 of them, then F and B alternately",
-                       "too few forward passes first: expected p - r - 1 of them, as work until the first micro-batch "
-                       "returns"});
+                       "too few forward passes first: expected p - r - 1 of them, to occupy the rank until the "
+                       "first micro-batch returns"});
     check_bubble(where, s, (p - 1.0) / (m + p - 1.0), "(p - 1) / (m + p - 1)",
                  "memory is correct, but the order is wrong: after the warm-up a rank runs F and B alternately");
   });

@@ -112,9 +112,8 @@ void check_case(Grading& grading, const Case& c, int n) {
         if (from.kind == Placement::Kind::sharded ? dual(c.to) != from : dual(c.to).kind == Placement::Kind::sharded)
           return;
         guesses.push_back(
-            {fmt::format(
-                 "the gradient goes {} -> {}, which is {}; expected {}: dual(to) -> dual(from), between the duals",
-                 from.str(), to.str(), names, way),
+            {fmt::format("the gradient is converted {} -> {}, which is {}; expected {}: dual(to) -> dual(from)",
+                         from.str(), to.str(), names, way),
              moved(dy, from, to, r)});
       };
       goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
@@ -231,16 +230,17 @@ std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
       if (p.target(row) < theirs.size()) shifted += p.logit(row, theirs.begin + p.target(row));
     }
     const std::vector<Guess> of_row{
-        {"the target's logit is missing if another rank has it: target_logits() returns 0 then, so sum it over the "
+        {"the target's logit is missing if another rank has it: target_logits() returns 0 then, so all-reduce it over "
+         "the "
          "ranks",
          {right - here}},
-        {"the denominator covers only this rank's columns: add the sums of exponentials over the ranks",
+        {"the denominator covers only this rank's columns: all-reduce the sums of exponentials over the ranks",
          {std::log(p.sum_exp(row, own, top)) + top - target}},
         {"each rank uses the maximum of its own columns, so the sums have different scales: the maximum of a row must "
          "be "
          "equal on all ranks",
          {std::log(sums) + own_top - target}},
-        {"the maxima are added over ranks; expected their maximum (Reduction::max)",
+        {"the maxima are summed over ranks; expected their maximum (Reduction::max)",
          {std::log(p.sum_exp(row, all, tops)) + tops - target}},
         {"row_sum_exp() uses this rank's own maximum: all-reduce `top` before it", {std::log(sums) + top - target}},
         {"the target's logit is reduced by max over ranks; expected the sum, since a rank without the target has 0",

@@ -97,7 +97,7 @@ std::vector<Guess> guesses(const RingProblem& p, int rank) {
        weighted([](const auto&, size_t) { return 1; })},
       {"blocks are averaged; weight them by exp(lse_i - lse)",
        weighted([&](const auto& rows, size_t) { return 1.0 / std::max<double>(1, seen(rows, 0)); })},
-      {"the block of the last hop is missing: n ranks make n hops, the first with the rank's own keys",
+      {"the block of the last hop is missing: n ranks require n hops, the first with the rank's own keys",
        weighted([](const auto& rows, size_t hop) {
          double sum = 0;
          for (size_t i = 0; i + 1 < rows.size(); ++i) sum += rows[i].sum;
@@ -160,7 +160,8 @@ void check_problem(Grading& grading, const RingProblem& p, const std::vector<Rin
     std::vector<Guess> known = guesses(p, r);
     if (p.in_tiles)
       known.push_back(
-          {"correct with one tile per hop, but a hop may have several, also the first: the first tile of a query "
+          {"correct with one tile per hop, but every hop, including the first, may have several: the first tile of a "
+           "query "
            "range writes (tile.first_of_queries) instead of hop 0; all others merge",
            seen.out});
     expect_values(p.where(r), seen.out, expected(p, r), known, 1, 1e-10);
@@ -185,7 +186,7 @@ PassedChecks grade_ring_attention(Grading& grading) {
     const auto ranks = grading.ask(p.ranks, [&] { return attended(p); });
     grading.check([&] { check_problem(grading, p, ranks); });
   }
-  return {"outputs and gradients of plain attention on 2, 3 and 4 ranks within 1e-10, causal and not",
+  return {"outputs and gradients of unsharded attention on 2, 3 and 4 ranks within 1e-10, causal and non-causal",
           "zig-zag and contiguous chunks, one and several tiles per hop",
           "bytes: n - 1 blocks of keys and values from each rank"};
 }
@@ -275,7 +276,7 @@ void check_problem(Grading& grading, const ExpertsProblem& p, const std::vector<
            seen.out});
     expect_values(where + ": outputs", seen.out, right.out, guesses, p.ranks, 1e-12);
     expect_values(where + ": gradient of the input", seen.input_gradient, right.input_gradient,
-                  {{"only that of the router alone: the gradients of rows are not returned to their source ranks",
+                  {{"only the gradient of the router: the gradients of rows are not returned to their source ranks",
                     pass(p, r, nullptr, true).input_gradient}},
                   p.ranks, 1e-12);
     int64_t leaving = 0;
@@ -288,7 +289,7 @@ void check_problem(Grading& grading, const ExpertsProblem& p, const std::vector<
       for (const ExpertsSeen& source : alone) sum = sum + source.expert_gradients[e];
       expect_values(
           where + fmt::format(": gradient of expert {}", e), seen.expert_gradients.at(e), sum,
-          {{"only that of this rank's own tokens: rows of other ranks are missing", right.expert_gradients[e]}},
+          {{"only the gradient of this rank's own tokens: rows of other ranks are missing", right.expert_gradients[e]}},
           p.ranks, 1e-12);
     }
     // Results and gradients of received rows are sent back.

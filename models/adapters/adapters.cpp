@@ -73,10 +73,10 @@ void attach_lora(LanguageModel& model) {
     if (std::ranges::find(names, name) != names.end()) continue;
     const bool of_experts =
         std::ranges::any_of(lora_targets(dense), [&](const LoraTarget& t) { return t.name == name; });
-    throw FieldError("lora_targets", "expected some of " + adapter_names(c) + ", got '" + name + "'" +
+    throw FieldError("lora_targets", "expected one or more of " + adapter_names(c) + ", got '" + name + "'" +
                                          (of_experts ? "" : did_you_mean(name, names)));
   }
-  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + adapter_names(c));
+  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected one or more of " + adapter_names(c));
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
     if (std::ranges::find(c.lora.targets, target.name) == c.lora.targets.end()) return;

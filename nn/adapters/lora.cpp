@@ -1,3 +1,4 @@
+// Low-rank matmuls in addition to a layer's own.
 #include "nn/adapters/lora.h"
 
 namespace tessera {

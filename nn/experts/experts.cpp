@@ -1,3 +1,4 @@
+// Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
 #include "base/error.h"
@@ -11,9 +12,9 @@ MixtureOfExperts::Options checked(const MixtureOfExperts::Options& o) {
   if (e.count < 1) throw FieldError("experts", "expected at least 1, got " + std::to_string(e.count));
   if (e.per_token < 1 || e.per_token > e.count)
     throw FieldError("experts_per_token",
-                     "expected 1 to the " + std::to_string(e.count) + " experts, got " + std::to_string(e.per_token));
+                     "expected 1 to " + std::to_string(e.count) + " (`experts`), got " + std::to_string(e.per_token));
   if (e.shared < 0) throw FieldError("shared_experts", "expected at least 0, got " + std::to_string(e.shared));
-  if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a positive factor");
+  if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a positive number");
   return o;
 }
 

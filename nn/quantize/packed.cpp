@@ -1,3 +1,4 @@
+// Sharding and dequantization of 4-bit matrices.
 #include "nn/quantize/packed.h"
 
 #include <numeric>
@@ -32,7 +33,7 @@ void cut(Packed& packed, const Parameter& p) {
 
 Var unpacked(const Parameter& p, DType dtype) {
   const auto make = [packed = p.packed, shape = p.local(), dtype] {
-    if (!packed->bytes.defined()) throw Error("[packed] a 4-bit matrix is used without its bytes");
+    if (!packed->bytes.defined()) throw Error("[packed] a 4-bit matrix was used before its bytes were loaded");
     Tensor out = packed->bytes.make(shape, dtype, Category::workspace);
     dequantize(packed->packing, packed->runs, packed->bytes, out);
     return out;

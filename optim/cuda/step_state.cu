@@ -1,3 +1,4 @@
+// A single thread combines the results of a step.
 #include <array>
 #include <cstddef>
 #include <span>

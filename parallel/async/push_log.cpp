@@ -22,7 +22,7 @@ class Lines {
   std::vector<int64_t> next(std::string_view pattern) {
     ++number_;
     const size_t end = text_.find('\n');
-    if (end == std::string_view::npos) refuse(pattern, text_.empty() ? "the end of the file" : "no end of line");
+    if (end == std::string_view::npos) refuse(pattern, text_.empty() ? "the end of the file" : "no newline");
     const std::string_view line = text_.substr(0, end);
     text_.remove_prefix(end + 1);
     std::vector<int64_t> out;
@@ -53,7 +53,7 @@ class Lines {
 // Each worker's clocks count from 0, and each pull is between the worker's last push and this one.
 std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   const std::vector<int64_t> head = lines.next("server # pushes #");
-  if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in order", "a different one");
+  if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in ascending order", "a different order");
   std::vector<Push> order;
   std::vector<int64_t> clocks(static_cast<size_t>(log.workers)), earliest(clocks);
   for (int64_t p = 0; p < head[1]; ++p) {
@@ -155,7 +155,7 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
   for (int64_t k = 0; k < servers; ++k) {
     log.servers.push_back(parse_server(lines, log));
     if (log.servers.back().size() != log.servers[0].size())
-      lines.refuse("equal push counts of all servers", "different ones");
+      lines.refuse("the same number of pushes for all servers", "different ones");
   }
   if (!lines.done()) lines.refuse("the end of the file", "more");
   if (!Play(log).ends())

@@ -77,8 +77,7 @@ void AsyncServer::make_memory(const DataOptions& o) {
   const auto values = [&](int64_t size) { return Tensor::empty({size}, o.dtype, arena_, Category::parameters); };
   const auto grads = [&](int64_t size) { return Tensor::empty({size}, o.grad_dtype, arena_, Category::gradients); };
   for (const Module::Unit& layout : model_.layout()) {
-    if (!layout.trainable)
-      throw Error("[ps-async] '" + layout.name + "': frozen parameters are not supported by this strategy");
+    if (!layout.trainable) throw Error("[ps-async] '" + layout.name + "': ps-async does not support frozen parameters");
     units_.push_back(make_unit(layout, arena_, o.dtype, o.grad_dtype, o.seed));
     if (rank_ >= servers_) continue;
     const Range mine = shard_range(layout.size, servers_, rank_);
@@ -120,9 +119,10 @@ void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   if (replays()) resume_replay(known ? order : std::nullopt);
   if (!known) {
     if (!options_.record.empty())
-      throw FieldError("record", fmt::format("{} steps were made under another plan; expected a run with {} ranks and "
-                                             "{} servers from the start",
-                                             step, n, servers_));
+      throw FieldError(
+          "record",
+          fmt::format("{} steps were run under a different plan; expected {} ranks and {} servers from the first step",
+                      step, n, servers_));
     clock_ = step;
     before_ = step * n;
     if (shard_) shard_->resume(step);
@@ -145,9 +145,10 @@ void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
   replayed_ = same ? std::ssize(order->servers[0]) : 0;
   if (!same || !std::ranges::binary_search(stop_points_, replayed_))
-    throw FieldError("replay", fmt::format("{} is not the order of the resumed run; expected one that begins with "
-                                           "the run's own",
-                                           options_.replay));
+    throw FieldError(
+        "replay",
+        fmt::format("{} does not match the resumed run; expected a recording that begins with the pushes of this run",
+                    options_.replay));
   const int64_t clock = next_clock(rank_);
   for (size_t k = 0; k < orders_.size(); ++k) {
     fresh_[k] = has_pulled(k, rank_);
@@ -332,8 +333,8 @@ bool AsyncServer::fetch(int server) {
 void AsyncServer::push(int64_t clock, double loss) {
   const double norm = grad_norm(units_);
   if (!std::isfinite(loss) || !std::isfinite(norm))
-    throw Error(fmt::format("step {} of worker {}: the loss or the gradient norm is not finite; expected finite "
-                            "numbers (a smaller `lr` may help)",
+    throw Error(fmt::format("step {} of worker {}: the loss or the gradient norm is not finite; expected finite values "
+                            "(a smaller `lr` may help)",
                             clock + 1, rank_),
                 Status::not_finite);
   const AsyncMessage message{.kind = AsyncMessage::push,
@@ -496,7 +497,7 @@ void AsyncShard::check(const Push& p) const {
   const int64_t done = clocks_[static_cast<size_t>(p.worker)];
   if (p.clock != done || p.clock - slowest() > options_.staleness || behind < 0 || behind > bound)
     throw CommError(
-        fmt::format("push of clock {} of worker {}, computed on version {}: it has done {} clocks, the "
+        fmt::format("push for clock {} from worker {}, computed on version {}: the worker has completed {} clocks, the "
                     "slowest worker {}, and {} pushes were applied; expected a staleness of at most {}",
                     p.clock, p.worker, p.version, done, slowest(), version(), options_.staleness));
 }

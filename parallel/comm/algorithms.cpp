@@ -140,8 +140,8 @@ bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
   if (!adds) return true;
-  throw Error("[comm] " + std::string(t.kind()) + " reduce arrays on GPUs in the library's order: " + describe(call) +
-              " by " + std::string(to_string(algorithm)) + "; expected the algorithm native");
+  throw Error("[comm] " + std::string(t.kind()) + " reduce GPU arrays in the library's order: " + describe(call) +
+              " by " + std::string(to_string(algorithm)) + "; expected native");
 }
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {

@@ -64,7 +64,8 @@ Call Communicator::sharded_call(Op op, const Tensor& in, const Tensor& out, int6
     complain(call, "the full array is undefined");
   if (rows < 1) complain(call, std::to_string(rows) + " rows; expected at least 1");
   if (rows != 1 && (!supports_row_slices() || call.count % (rows * size()) != 0))
-    complain(call, std::to_string(rows) + " rows cannot be split here");
+    complain(call, std::to_string(rows) +
+                       " rows cannot be split evenly over the ranks, or this transport does not support row slices");
   const int64_t expected = chunk_range(call.count, size(), rank()).size();
   if (own.numel() != expected)
     complain(call, "the chunk of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
@@ -239,11 +240,11 @@ void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
 void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   Call call = full_call(Op::all_to_all, in);
   if (in.numel() % size() != 0)
-    complain(call, std::to_string(in.numel()) + " elements are not a multiple of " + std::to_string(size()) + " ranks");
+    complain(call, std::to_string(in.numel()) + " elements are not divisible by " + std::to_string(size()) + " ranks");
   if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() ||
       make_gpu_arena(out) != make_gpu_arena(in) || out.address() == in.address())
     complain(call,
-             "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
+             "out is " + out.describe() + "; expected separate contiguous memory of the same size, dtype and device");
   call.out = out.address();
   if (arena_region(out) != call.region) call.region = nullptr;
   if (!copies_locally(call)) run(call);
@@ -448,7 +449,7 @@ void require_same(Communicator& world, const Facts& mine) {
     }
     what += fmt::format("{}`{}` is {} on rank 0 and {} on rank {}", what.empty() ? "" : "; ", name, here, there, rank);
   }
-  throw Error("ranks do not agree: " + what + "; expected the same on every rank");
+  throw Error("ranks disagree: " + what + "; expected the same value on every rank");
 }
 
 }  // namespace tessera

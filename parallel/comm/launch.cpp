@@ -30,7 +30,7 @@ namespace {
 // After a failure in the background the rank may only have thrown PeerFailed; `failure_state` then has the cause.
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& failure_state) {
   const std::string prefix = "[rank " + std::to_string(rank) + "] ";
-  if (!thrown) throw CommError(prefix + "ended while background communication was still running");
+  if (!thrown) throw CommError(prefix + "returned while background communication was still running");
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {
@@ -54,7 +54,7 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
   before();
   const std::string line = "tessera: [rank " + std::to_string(rank) + "] " +
                            one_line(o.shown ? o.shown(cause) : cause) +
-                           " (and another rank does not stop: ending the process)\n";
+                           " (another rank does not stop; terminating the process)\n";
   std::fputs(line.c_str(), stderr);
   std::fflush(nullptr);
   std::_Exit(static_cast<int>(Status::communication));
@@ -69,7 +69,7 @@ std::unique_ptr<Transport> wrap_transport(const LaunchOptions& o, std::unique_pt
       transport =
           std::make_unique<NcclTransport>(real_nccl(local_rank, local_world_size), std::move(transport), o.timeout_s);
     else
-      throw Error("`backend` nccl: this build has no NCCL; expected a build configured with CUDA and NCCL");
+      throw Error("`backend` nccl: this build has no NCCL; reconfigure with CUDA and NCCL");
   }
   return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
@@ -109,8 +109,8 @@ void check_threads(int64_t count) {
   ended.notify_all();
   all.clear();
   if (started < count)
-    throw FieldError("ranks", fmt::format("{} more threads cannot be started: {} ({} could); expected fewer `ranks`, a "
-                                          "smaller `threads_per_rank`, or a higher limit (ulimit -u, ulimit -v)",
+    throw FieldError("ranks", fmt::format("cannot start {} threads: {} (started {}); reduce `ranks` or "
+                                          "`threads_per_rank`, or raise the limit (ulimit -u, ulimit -v)",
                                           count, cause, started));
 }
 
@@ -133,9 +133,8 @@ std::string failure_cause(const std::exception& failure) {
   if (dynamic_cast<const std::bad_alloc*>(&failure)) {
     int64_t pages = 0, resident = 0;
     std::ifstream("/proc/self/statm") >> pages >> resident;
-    return OutOfMemory(
-               fmt::format("an array outside tensors does not fit in addition to the {} bytes in use on the cpu",
-                           resident * sysconf(_SC_PAGESIZE)))
+    return OutOfMemory(fmt::format("an allocation outside tensors failed with {} bytes in use on the cpu",
+                                   resident * sysconf(_SC_PAGESIZE)))
         .what();
   }
   if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&failure))
@@ -143,7 +142,7 @@ std::string failure_cause(const std::exception& failure) {
   if (const auto* system = dynamic_cast<const std::system_error*>(&failure))
     return fmt::format("system error: {}{}", system->code().message(),
                        system->code() == std::errc::resource_unavailable_try_again
-                           ? "; if it is the thread limit, use fewer `ranks` or a higher limit (ulimit -u, ulimit -v)"
+                           ? "; if this is the thread limit, reduce `ranks` or raise the limit (ulimit -u, ulimit -v)"
                            : "");
   return failure.what();
 }
@@ -163,7 +162,7 @@ std::string text_of_thrown(const std::exception_ptr& thrown) {
 }
 
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& user_body) {
-  if (!user_body) throw FieldError("body", "expected a function of a rank, got an empty one");
+  if (!user_body) throw FieldError("body", "expected a callable, got an empty std::function");
   if (!(o.timeout_s > 0))
     throw FieldError("timeout_s", fmt::format("expected more than 0 seconds, got {}", o.timeout_s));
   if (o.threads_per_rank < 0)
@@ -183,7 +182,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     if constexpr (kWithMpi)
       return launch_under_mpi(o, body);
     else
-      throw Error("`backend` mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again");
+      throw Error("`backend` mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and reconfigure");
   }
   if (o.backend == Backend::tcp || (o.backend == Backend::nccl && !o.rendezvous.empty()))
     return launch_over_tcp(o, body);

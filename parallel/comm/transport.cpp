@@ -97,7 +97,7 @@ std::function<void()> Transport::start_native(const Call& call) {
 
 int64_t Transport::native(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) +
-              "; expected the algorithm direct, ring, tree or root");
+              "; expected direct, ring, tree or root");
 }
 
 std::string_view to_string(Op op) {
@@ -133,7 +133,7 @@ std::string did_not_arrive(int world_rank, double timeout_s, const std::string& 
 
 CommError mismatch(const Call& mine, int world_rank, const Call& theirs) {
   return CommError(
-      fmt::format("{}: rank {} asks for {} at the same time; every rank must communicate in the same order",
+      fmt::format("{}: rank {} calls {} at the same time; all ranks must make the same calls in the same order",
                   describe(mine), world_rank, describe(theirs)));
 }
 

@@ -87,7 +87,7 @@ void PipelineRuntime::backward(int stage, int microbatch, bool split) {
       throw Error("[pipeline] " + Action{split ? PassKind::I : PassKind::B, stage, microbatch}.str() +
                   ": the input, of " + std::string(to_string(here.received)) + ", has " +
                   (gradient.defined() ? "the gradient " + gradient.describe() : "no gradient") +
-                  "; expected one of its dtype");
+                  "; expected a gradient of this dtype");
     (schedule_.crosses(stage - 1) ? here.input_grad : at(stage - 1, microbatch).gradient) = std::move(gradient);
   }
   if (split) return;

@@ -43,9 +43,9 @@ Action Action::parse(std::string_view token) {
   rest.remove_prefix(name_length);
   const int microbatch = take_number(rest);
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kTokens.end())
-    throw Error(
-        fmt::format("'{}' is not an action; expected a stage, an action and a micro-batch like 2F0, with one of {}",
-                    token, fmt::join(kTokens, ", ")));
+    throw Error(fmt::format(
+        "'{}' is not an action; expected stage, action and micro-batch, such as 2F0, with one of the actions {}", token,
+        fmt::join(kTokens, ", ")));
   return {static_cast<PassKind>(known - kTokens.begin()), stage, microbatch};
 }
 

@@ -21,8 +21,8 @@ double duration(const Action& a, const Times& times) {
 
 void check_times(const Schedule& s, const Times& times) {
   if (times.stages.size() != 1 && times.stages.size() != static_cast<size_t>(s.stages))
-    throw Error("[simulate] " + std::to_string(times.stages.size()) + " times of stages for " +
-                std::to_string(s.stages) + " stages; expected one per stage, or one for all");
+    throw Error("[simulate] " + std::to_string(times.stages.size()) + " stage times for " + std::to_string(s.stages) +
+                " stages; expected one per stage or one in total");
   const auto check = [](double x) {
     if (!(x >= 0)) throw Error("[simulate] a time is " + std::to_string(x) + " s; expected 0 or more");
   };

@@ -1,7 +1,11 @@
-// Simulation of a schedule, and its text diagram (an example is in one_f_one_b.cpp):
+// Simulation of a schedule, and its text diagram:
 //
 //   Simulation s = simulate(one_f_one_b(3, 4));
 //   std::puts(draw(s).c_str());
+//
+//   rank 0 | F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+//   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
+//   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
 // An action begins when the previous action of its rank has ended and its inputs are available. A value sent to another
 // rank arrives `message` seconds after it was computed (or sent, if the schedule has messages); sending takes no time.

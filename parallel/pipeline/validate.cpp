@@ -154,10 +154,10 @@ Fault wrong_form(const Schedule& s) {
     return fmt::format("{} ranks, {} stages and {} micro-batches; expected 1 or more of each", std::max(0, s.ranks),
                        s.stages, s.microbatches);
   if (s.actions.size() != static_cast<size_t>(s.ranks))
-    return fmt::format("{} lists of actions for {} ranks", s.actions.size(), s.ranks);
-  if (s.stages % s.ranks != 0) return fmt::format("{} stages are not a multiple of {} ranks", s.stages, s.ranks);
+    return fmt::format("{} lists of actions for {} ranks; expected one per rank", s.actions.size(), s.ranks);
+  if (s.stages % s.ranks != 0) return fmt::format("{} stages are not divisible by {} ranks", s.stages, s.ranks);
   if (s.rank_of_stage.size() != static_cast<size_t>(s.stages))
-    return fmt::format("{} ranks of stages for {} stages", s.rank_of_stage.size(), s.stages);
+    return fmt::format("rank_of_stage has {} entries for {} stages", s.rank_of_stage.size(), s.stages);
   for (int r = 0; r < s.ranks; ++r)
     if (const auto n = std::ranges::count(s.rank_of_stage, r); n != s.chunks())
       return fmt::format("rank {} has {} stages; expected {} on each", r, n, s.chunks());
@@ -175,7 +175,7 @@ Fault misplaced(const Schedule& s, ActionTable& table) {
     if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return at(s, p) + "occurs twice";
     const bool forward = a.what == PassKind::send_forward || a.what == PassKind::recv_backward;
     if (a.is_message() && !s.crosses(forward ? a.stage : a.stage - 1))
-      return at(s, p) + "there is no boundary between ranks";
+      return at(s, p) + "this stage boundary does not cross ranks";
     return {};
   });
 }
@@ -192,7 +192,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
       if (!has(PassKind::F)) return lacks(PassKind::F);
       if (has(PassKind::B) && (has(PassKind::I) || has(PassKind::W))) {
         const ActionPlace both{rank, static_cast<size_t>(table[{PassKind::B, stage, i}])};
-        return at(s, both) + "the backward pass occurs fused and split; expected one of them";
+        return at(s, both) + "the backward pass is both fused (B) and split (I, W); expected one of the two";
       }
       if (!has(PassKind::B) && !has(PassKind::I)) return lacks(has(PassKind::W) ? PassKind::I : PassKind::B);
       if (!has(PassKind::B) && !has(PassKind::W)) return lacks(PassKind::W);
@@ -220,8 +220,8 @@ Fault disordered(const Schedule& s) {
                                      : a.what == PassKind::B || a.what == PassKind::W;
       if (!counts) continue;
       if (a.microbatch != of_stage[row] + 1)
-        return fmt::format("{}comes before that of micro-batch {}; micro-batches of a stage ascend", at(s, p),
-                           of_stage[row] + 1);
+        return fmt::format("{}precedes that of micro-batch {}; expected ascending micro-batches in each stage",
+                           at(s, p), of_stage[row] + 1);
       of_stage[row] = a.microbatch;
     }
     return {};

@@ -1,11 +1,11 @@
-"""Python client: runs the program, and returns its results as tables and figures.
+"""Python client: runs the program and returns its results as tables and figures.
 
     import tessera
     run = tessera.train(steps=100, layers=2)       # keyword arguments are the options of `tessera train`
     run.steps                                      # a pandas table; run.weights() are numpy arrays
     tessera.verify(tessera.Plan(dp=2, zero=1))     # passes, or reports the violated bound
 
-The environment variable TESSERA selects the program; the default is that of the checkout, which is built at first use.
+The environment variable TESSERA selects the program; the default is that of the checkout, built on first use.
 """
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ __all__ = ["Bench", "Error", "Figure", "Placements", "Plan", "Proof", "Ranking",
 
 
 def __getattr__(name: str) -> Any:
-    """A command; its help includes the program's options as soon as the program is built."""
+    """A command; its help includes the program's options once the program is built."""
     if name not in __all__:
         raise AttributeError(f"module 'tessera' has no attribute {name!r}")
     from . import commands

@@ -25,7 +25,7 @@ def train(plan: Plan | None = None, /, **options: Any) -> results.Run:
 
 
 def verify(plan: Plan | None = None, /, **options: Any) -> results.Proof:
-    """Trains a plan, compares it with one rank, and returns the proof: passed, or the violated bounds.
+    """Trains under a plan, compares the run with one rank, and returns the proof: passed, or the violated bounds.
 
     `schedule` may be a Schedule or lists of actions; `placements` may be Placements, a dict or lines.
     """
@@ -39,7 +39,7 @@ def verify(plan: Plan | None = None, /, **options: Any) -> results.Proof:
 
 
 def plan(plan: Plan | None = None, /, **options: Any) -> results.Ranking:
-    """Predicts and ranks plans for a model and a machine. Fields that `plan` sets are fixed; the rest is searched."""
+    """Predicts and ranks plans for a model and a machine. Fields that `plan` sets are fixed; others are searched."""
     return results.Ranking(_records(_run("plan", (), _merged(plan, options) | {"format": "json"}).out))
 
 
@@ -78,7 +78,7 @@ def evaluate(model: Any, /, **options: Any) -> results.Record:
 
 
 def generate(model: Any, /, prompt: Any = None, **options: Any) -> results.Texts:
-    """Generates text with a model (a run, a checkpoint or a directory), one for each prompt."""
+    """Generates text with a model (a run, a checkpoint or a directory), one text per prompt."""
     return results.Texts(_records(_run("generate", (model,), options | {"prompt": prompt, "format": "json"}).out))
 
 
@@ -94,7 +94,7 @@ def lab(*arguments: Any, **options: Any) -> results.Text | results.Verdict:
 
 
 def checkpoint(*arguments: Any, **options: Any) -> results.Text:
-    """Converts models: checkpoint("export", run, out="f") to Hugging Face; import, reshard, quantize, inspect."""
+    """Converts models: checkpoint("export", run, out="f"); other actions: import, reshard, quantize and inspect."""
     return results.Text(_run("checkpoint", arguments, options).out)
 
 
@@ -112,7 +112,7 @@ def _merged(plan: Plan | None, options: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(options)
     plan = options.pop("plan", None) if plan is None else plan
     if not isinstance(plan, Plan | None):
-        raise Error(f"tessera: the first argument: expected a Plan, got {plan!r}; pass options by keyword, as in "
+        raise Error(f"tessera: the first argument: expected a Plan, got {plan!r}; pass options by keyword, such as "
                     "model='gpt-nano'")
     return _with_schedule((plan.options() if plan else {}) | options)
 

@@ -38,7 +38,7 @@ def written(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan: how the work is divided among ranks. Fields that are None have the program's default.
+    """A plan: how the work is partitioned over ranks. Fields that are None use the program's defaults.
 
     `more` contains further options, by their Python names: Plan(dp=2, more={"bucket_mb": 1}).
     """
@@ -71,13 +71,13 @@ class Plan:
                                     f"got '{value}'")
 
     def options(self) -> dict[str, Any]:
-        """This plan as options."""
+        """The options of this plan."""
         own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "more"}
         return {name: value for name, value in (own | dict(self.more)).items() if value is not None}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Plan:
-        """The plan of a JSON record; keys that are not options of `train` are ignored."""
+        """Creates a plan from a JSON record; keys that are not options of `train` are ignored."""
         known = {key: record[key] for key in record.keys() & program.options_of("train").keys()}
         for key in ("backend", "threads_per_rank", *(("chunks",) if known.get("schedule") != "interleaved" else ())):
             known.pop(key, None)
@@ -162,14 +162,14 @@ DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 def load(path: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The tensors of a safetensors file, or of all such files of a directory, as numpy arrays by name.
 
-    Arrays are memory-mapped. numpy has no bfloat16: such tensors are converted to float32, exactly.
+    Arrays are memory-mapped. numpy has no bfloat16, so such tensors are converted to float32, which is exact.
     """
     import numpy as np
 
     path, tensors = Path(path), {}
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
-        raise FileNotFoundError(f"{path}: no safetensors file there")
+        raise FileNotFoundError(f"{path}: contains no safetensors file")
     for file in files:
         data = np.memmap(file, np.uint8, "r")
         begin = 8 + int(data[:8].view("<u8")[0])

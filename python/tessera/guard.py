@@ -1,11 +1,11 @@
-"""The guard of a run: a process between Python and the program, which ends the program and all its descendants.
+"""The guard of a run: a process between Python and the program, which terminates the program and all its descendants.
 
     python guard.py GRACE COMMAND...
 
 SIGINT, or the end of the parent process (which closes standard input), interrupts the program; processes that are
 still running GRACE seconds later are killed. SIGTERM kills immediately. Ranks and their launcher may be in separate
-process groups: an orphaned descendant becomes a child of the guard, so that none is missed. The exit status is that of
-the program, or 128 plus the number of the signal that ended it.
+process groups: an orphaned descendant becomes a child of the guard, so none is missed. The exit status is that of
+the program, or 128 plus the number of the signal that killed it.
 """
 import ctypes
 import os

@@ -88,7 +88,7 @@ def run(command: Sequence[str | Path], progress: Progress | None = None, ok: Seq
             _end(guard)
             raise
     if status not in ok:
-        raise Error(_line(log) or f"{arguments[5]} ended with status {status} without an error message", status, log)
+        raise Error(_line(log) or f"{arguments[5]} exited with status {status} without an error message", status, log)
     return Finished(status, out, log)
 
 

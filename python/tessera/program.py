@@ -18,7 +18,8 @@ def find() -> Path:
         if Path(named).is_dir():
             return _built(Path(named).resolve())
         if not Path(named).is_file():
-            raise process.Error(f"TESSERA={named}: no program there; build one with ./tessera --version in a checkout")
+            raise process.Error(f"TESSERA={named}: no such file or directory; build the program with "
+                                "./tessera --version in a checkout")
         return Path(named).resolve()
     if top := checkout():
         return _built(top)
@@ -50,13 +51,13 @@ def _origin() -> Path | None:
 
 @functools.cache
 def _built(top: Path) -> Path:
-    """The launcher has looked, once in this process, whether the program is as new as its files."""
+    """The program of a checkout, which the launcher brings up to date once per process."""
     process.run([top / "tessera", "--version"], process.Progress("building Tessera"))
     return top / "build/release/bin/tessera"
 
 
 def describe(build: bool = True) -> dict[str, Any]:
-    """All commands of the program and their options; none if there is no program and `build` is false."""
+    """All commands of the program and their options; empty if the program is not built and `build` is false."""
     path = find() if build else _there()
     if path is None:
         return {"commands": []}

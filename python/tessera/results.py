@@ -58,14 +58,14 @@ class Record(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        raise AttributeError(f"no {name!r} here; there are: {', '.join(self)}")
+        raise AttributeError(f"no key {name!r}; available keys: {', '.join(self)}")
 
     def _repr_html_(self) -> str:
         return str(_table([self]).T.to_html(header=False))
 
 
 class Texts(list[Record]):
-    """Generated texts; each record has its `prompt`, `text`, and `ended`, the reason for its end."""
+    """Generated texts; each record has its `prompt`, `text`, and `ended`, the reason why generation ended."""
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
         super().__init__(map(Record, records))
@@ -111,7 +111,7 @@ class Run:
     def __init__(self, folder: Any, log: str = "") -> None:
         self.folder, self.log = Path(folder), log
         if not (self.folder / "metrics.jsonl").is_file():
-            raise FileNotFoundError(f"{self.folder}: no run there (no metrics.jsonl)")
+            raise FileNotFoundError(f"{self.folder}: not a run directory: metrics.jsonl is missing")
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -152,11 +152,11 @@ class Run:
         return files.load((top / named.read_text().split()[0] if named.is_file() else named) / file)
 
     def dump(self, step: int) -> dict[str, Any]:
-        """The output of each layer in this step, and its gradient, after train(dump=step)."""
+        """The outputs of all layers in this step and their gradients, as written by train(dump=step)."""
         return files.load(self.folder / f"dump_{step}.safetensors")
 
     def figure(self, kind: str = "loss") -> Figure:
-        """One of the program's figures: loss, and after train(trace=True) timeline, pipeline, memory or bytes."""
+        """A figure of the run: loss or, after train(trace=True), timeline, pipeline, memory or bytes."""
         from .commands import report
 
         drawn: Figure = report(self, figure=kind)
@@ -174,7 +174,7 @@ class Run:
 
 
 class Proof:
-    """The result of `verify`. It is true if the plan trains like one rank; else `why` is the first violated bound."""
+    """The result of `verify`. True if the plan trains like one rank; otherwise `why` is the first violated bound."""
 
     def __init__(self, data: dict[str, Any], log: str = "") -> None:
         self.data, self.log = data, data.get("text", "") + log
@@ -223,7 +223,7 @@ class Proof:
     def __repr__(self) -> str:
         if not self.data.get("steps"):
             return self.log if self.log else f"Proof(passed={self.passed})"
-        equal = "bitwise identical" if self.data.get("bitwise") else "equal within rounding"
+        equal = "bitwise identical" if self.data.get("bitwise") else "equal up to rounding"
         return f"the plan trains like one rank: {self.data['steps']} steps, {equal}" if self else f"failed: {self.why}"
 
     def _repr_html_(self) -> str:
@@ -280,7 +280,7 @@ class Ranking:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per plan: its layout, tokens per second, milliseconds per step (from, to), GB of its peak rank."""
+        """One row per plan: layout, tokens per second, ms per step (predicted, maximum), GB of the peak rank."""
         return _table([entry["plan"] | {name: entry[name] for name in ("fits", "tokens_per_s", "mfu")}
                        | {"bubble": round(entry["bubble"], 6), "step_ms": entry["step_s"] * 1e3,
                           "step_ms_to": entry["step_s_range"][1] * 1e3, "peak_gb": entry["memory"]["peak"] / 1e9}

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, one after another."""
+    """Yields the rows of a file."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind in (".csv", ".tsv"):
@@ -48,7 +48,7 @@ def rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def main(paths: list[str]) -> int:
-    """Prints the rows of all files; an error is reported in one line."""
+    """Prints the rows of all files; an error is reported as one line."""
     if not paths or paths[0].startswith("-"):
         print("usage: python3 -m tessera.rows FILE... > rows.jsonl", file=sys.stderr)
         return 2

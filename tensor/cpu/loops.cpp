@@ -1,3 +1,4 @@
+// Distribution of elementwise work over threads.
 #include "tensor/cpu/loops.h"
 
 namespace tessera::cpu {

@@ -1,3 +1,4 @@
+// Elementwise loops over broadcast, strided operands; contiguous dims are merged.
 #pragma once
 #include <tuple>
 

@@ -1,3 +1,4 @@
+// CUDA streams and devices.
 #include "tensor/cuda/context.h"
 
 #include <fmt/format.h>
@@ -46,8 +47,8 @@ void finish_stream(Arena& arena) noexcept { arena.local<Context>().finish(); }
 void Context::require_no_capture(const char* op) const {
   if (capturing_)
     throw Error(
-        fmt::format("[{}] the host waits for the GPU during CUDA graph capture; "
-                    "expected work that is only queued (`cuda_graph` off disables capture)",
+        fmt::format("[{}] the host waits for the GPU during CUDA graph capture; expected only asynchronous work "
+                    "(`cuda_graph` off disables capture)",
                     op));
 }
 
@@ -55,7 +56,7 @@ void Context::synchronize() {
   require_no_capture(last_op());
   ++synchronizations_;
   if (const cudaError_t result = expected(cudaStreamSynchronize(stream())); result != cudaSuccess)
-    throw Error(fmt::format("[{}] CUDA: {}, got while waiting; this op or one queued before it failed; "
+    throw Error(fmt::format("[{}] CUDA: {}, reported while waiting: this op or an earlier one failed; "
                             "CUDA_LAUNCH_BLOCKING=1 with `cuda_graph` off identifies it",
                             last_op(), cudaGetErrorString(result)),
                 Status::communication);
@@ -100,7 +101,7 @@ cudaDeviceProp properties_here() {
 std::string refuses_bfloat16() {
   const cudaDeviceProp info = properties_here();
   return info.major >= 8 ? ""
-                         : fmt::format("{} has compute capability {}.{}, and bf16 matmuls need 8.0; expected fp32",
+                         : fmt::format("{} has compute capability {}.{}, but bf16 matmuls require 8.0; expected fp32",
                                        info.name, info.major, info.minor);
 }
 
@@ -123,16 +124,15 @@ std::string describe_gpu() {
 void use_gpu(int gpu) {
   int count = 0;
   if (const cudaError_t result = expected(cudaGetDeviceCount(&count)); result != cudaSuccess || count == 0)
-    throw Error(fmt::format("`device` cuda: no GPU was found: {}; `device` cpu runs everything without one",
-                            why_no_gpu(result)));
+    throw Error(fmt::format("`device` cuda: no GPU was found: {}; `device` cpu needs none", why_no_gpu(result)));
   if (gpu < 0 || gpu >= count)
-    throw Error(fmt::format("`device` cuda: GPU {} was requested; this machine has {}, numbered from 0", gpu, count));
+    throw Error(fmt::format("`device` cuda: GPU {} was requested; this machine has {} (numbered from 0)", gpu, count));
   check(cudaSetDevice(gpu), "gpu");
   if (!has_code_here()) {
     const cudaDeviceProp info = properties_here();
     throw Error(
-        fmt::format("`device` cuda: this program contains no code for {}, of compute capability {}.{}; expected "
-                    "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
+        fmt::format("`device` cuda: this program was not built for {} (compute capability {}.{}); rebuild with "
+                    "-DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
                     info.name, info.major, info.minor, info.major, info.minor));
   }
 }
@@ -182,8 +182,9 @@ class Capture {
   Captured end() {
     cudaGraph_t graph = nullptr;
     if (const cudaError_t result = context_.end_capture(graph); result != cudaSuccess)
-      throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", got after '" + context_.last_op() +
-                      "' was captured: some work before it cannot be captured; `cuda_graph` off disables capture",
+      throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", reported after '" +
+                      context_.last_op() +
+                      "' was captured: some earlier work cannot be captured; `cuda_graph` off disables capture",
                   Status::communication);
     return Captured(graph);
   }
@@ -266,7 +267,7 @@ class PinnedRegion final : public Region {
     int gpu = 0, same_address = 0;
     check(cudaGetDevice(&gpu), "offload");
     check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu), "offload");
-    if (same_address == 0) throw Error("`offload`: this GPU cannot access host memory at host addresses");
+    if (same_address == 0) throw Error("`offload`: this GPU cannot access pinned host memory by its host address");
     void* const p =
         mmap(nullptr, kCapacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
@@ -286,8 +287,9 @@ class PinnedRegion final : public Region {
       if (const cudaError_t result = expected(cudaHostRegister(base_ + pinned_, static_cast<size_t>(kPinnedAtOnce),
                                                                cudaHostRegisterPortable | cudaHostRegisterMapped));
           result != cudaSuccess)
-        throw Error("[arena] CUDA: cannot pin " + std::to_string(kPinnedAtOnce) + " bytes of host memory next to the " +
-                    std::to_string(pinned_) + " in use: " + cudaGetErrorString(result));
+        throw Error("[arena] CUDA: cannot pin " + std::to_string(kPinnedAtOnce) +
+                    " bytes of host memory in addition to the " + std::to_string(pinned_) +
+                    " in use: " + cudaGetErrorString(result));
   }
 
  private:

@@ -1,3 +1,4 @@
+// Copies, conversions and fills on a GPU.
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/cuda/loops.cuh"

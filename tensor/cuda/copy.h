@@ -1,3 +1,4 @@
+// Copies and fills on a GPU, and transfers between host and GPU.
 #pragma once
 
 #include "tensor/tensor.h"

@@ -1,3 +1,4 @@
+// Kernel launches on the stream of an arena.
 #pragma once
 #include <cstdint>
 #include <string>

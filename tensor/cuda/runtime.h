@@ -1,3 +1,4 @@
+// CUDA runtime errors as exceptions, and owning handles.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// bfloat16 tiles in shared memory, and warp-level accumulators for multiply_add().
 #pragma once
 #include <cstdint>
 

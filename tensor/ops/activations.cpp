@@ -150,7 +150,7 @@ Shape halved(Shape shape) {
 
 Tensor swiglu(const Tensor& x_any) {
   if (x_any.ndim() < 1 || x_any.dim(-1) % 2 != 0)
-    throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F): gates, then values");
+    throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates followed by values");
   const Tensor x = x_any.contiguous();
   Tensor y = x.make(halved(x.shape()));
   on_device(

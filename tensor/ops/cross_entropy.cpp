@@ -1,3 +1,4 @@
+// CPU implementation: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <limits>

@@ -1,3 +1,4 @@
+// Vocabulary shards.
 #pragma once
 
 #include "tensor/ops/matmul/matmul.h"

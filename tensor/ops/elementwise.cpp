@@ -1,3 +1,4 @@
+// Argument checks and CPU loops of the elementwise ops.
 #include "tensor/ops/elementwise.h"
 
 #include "tensor/cpu/loops.h"

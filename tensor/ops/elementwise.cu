@@ -1,3 +1,4 @@
+// GPU loop of the elementwise kernels, instantiated for each kernel.
 #include <tuple>
 #include <type_traits>
 

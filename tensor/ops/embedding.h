@@ -1,3 +1,4 @@
+// Embedding lookup and its gradient.
 #pragma once
 #include "tensor/ops/cross_entropy.h"
 

@@ -28,23 +28,4 @@ void sums(const char* op, const Tensor& out, const Tensor& x);
 void sum_to(const Tensor& out, const Tensor& x);  // x of any strides; out contiguous, broadcasts to x's shape
 }  // namespace cuda
 
-// Over the last dim. Cost: one pass over memory forward and one backward.
-
-Tensor softmax(const Tensor& x);  // (..., N) -> (..., N)
-Tensor log_softmax(const Tensor& x);
-Tensor softmax_backward(const Tensor& dy, const Tensor& y);
-Tensor log_softmax_backward(const Tensor& dy, const Tensor& y);
-
-enum class SoftmaxOp { softmax, log_softmax, backward, log_backward };
-
-constexpr const char* to_string(SoftmaxOp op) {
-  constexpr const char* names[] = {"softmax", "log_softmax", "softmax_backward", "log_softmax_backward"};
-  return names[static_cast<int>(op)];
-}
-
-namespace cuda {
-// a = x, or a = dy and b = y; contiguous, equal shapes and dtypes.
-void softmax(SoftmaxOp op, const Tensor& out, const Tensor& a, const Tensor& b);
-}  // namespace cuda
-
 }  // namespace tessera

@@ -1,3 +1,4 @@
+// RoPE frequencies, tables and rotation.
 #include "tensor/ops/rotary.h"
 
 #include <numbers>

@@ -17,7 +17,7 @@ class AsyncResumeTest : public ProgramTest {
     expect_has(must(arguments).err, words);
   }
   // Interrupts the run in "run" until it completes all `steps`.
-  void disturb_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
+  void interrupt_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
     const std::string end = fmt::format("run/checkpoints/step-{}", steps);
     const std::vector<int> signals = {SIGINT, SIGKILL, SIGTERM};
     int stops = 0;
@@ -35,7 +35,7 @@ class AsyncResumeTest : public ProgramTest {
       ASSERT_EQ(status, 128 + signal) << log();
       expect_has(log(), fmt::format("stopped after step {};", newest_step()));
       EXPECT_GE(newest_step(), before);
-      EXPECT_TRUE(half_written().empty());
+      EXPECT_TRUE(partial_files().empty());
     }
     EXPECT_GT(stops, 0);
     expect_success(again);
@@ -45,12 +45,12 @@ class AsyncResumeTest : public ProgramTest {
   const std::string settings_ = kSmall + "--steps 150 --dropout 0.1 --dp-mode ps-async ";
 };
 
-TEST_F(AsyncResumeTest, InterruptedReplayIsBitwiseIdentical) {
+TEST_F(AsyncResumeTest, InterruptedReplayMatchesUninterruptedReplayBitwise) {
   for (const char* plan : {"--ranks 4 --servers 2 --staleness 3", "--ranks 2 --staleness 1 --dtype bf16"}) {
     const std::string train = fmt::format("train {} {} --save-every 40 ", settings_, plan);
     expect_success(train + "--record order.txt --out whole");
     const std::string replay = "--replay order.txt --record again.txt";
-    disturb_until_done(train + replay + " --out run", "train --resume --out run " + replay, 150, 3);
+    interrupt_until_done(train + replay + " --out run", "train --resume --out run " + replay, 150, 3);
     EXPECT_TRUE(files("run/checkpoints/step-150") == files("whole/checkpoints/step-150")) << plan;
     EXPECT_EQ(read_file(path("again.txt")), read_file(path("order.txt")));
     EXPECT_EQ(records("run"), records("whole"));
@@ -59,9 +59,9 @@ TEST_F(AsyncResumeTest, InterruptedReplayIsBitwiseIdentical) {
 }
 
 // The order of an asynchronous run is not known in advance, but it is recorded, and an uninterrupted replay repeats it.
-TEST_F(AsyncResumeTest, ReplaysInterruptedRunWithoutInterruption) {
+TEST_F(AsyncResumeTest, UninterruptedReplayMatchesInterruptedRun) {
   const std::string train = fmt::format("train {} --ranks 4 --servers 2 --staleness 2 ", settings_);
-  disturb_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
+  interrupt_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
   const std::string end = "run/checkpoints/step-150";
   EXPECT_EQ(read_file(path("order.txt")), read_file(path(end + "/pushes.txt")));
   EXPECT_EQ(order("order.txt").servers[1].size(),
@@ -72,7 +72,7 @@ TEST_F(AsyncResumeTest, ReplaysInterruptedRunWithoutInterruption) {
 }
 
 // At a common step any plan can resume; Adam's updates are counted across all of them.
-TEST_F(AsyncResumeTest, OtherPlansResumeAsynchronousRuns) {
+TEST_F(AsyncResumeTest, AnyPlanResumesAsynchronousRuns) {
   const std::string async = "--dp-mode ps-async --staleness 2 ";
   expect_success("train " + kSmall + "--steps 4 --ranks 4 --servers 3 " + async + "--out run");
   EXPECT_EQ(about("run/checkpoints/step-4").at("updates"), 16);
@@ -100,14 +100,14 @@ TEST_F(AsyncResumeTest, OneWorkerMatchesOneRankAcrossResumes) {
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --save-every 4 --out run --dp-mode ps-async");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   for (const char* mode : {"ddp", "ps-async"})
-    expect_made_again("run/checkpoints/step-12", 8, std::string(" --dp-mode ") + mode);
+    expect_same_checkpoint_after_resume("run/checkpoints/step-12", 8, std::string(" --dp-mode ") + mode);
 }
 
 // In the middle of this record worker 0 has completed three steps and worker 1 one, and worker 1 has pulled a version
 // that no longer exists.
-class UnevenTest : public AsyncResumeTest {
+class UnevenCheckpointTest : public AsyncResumeTest {
  protected:
-  UnevenTest() {
+  UnevenCheckpointTest() {
     record("order.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 3}, {1, 2, 5}});
     expect_success(train_ + "--replay order.txt --out run");
     whole_ = files("run/checkpoints/step-3");
@@ -120,13 +120,13 @@ class UnevenTest : public AsyncResumeTest {
   std::string whole_;
 };
 
-TEST_F(UnevenTest, SavesPulledParameters) {
+TEST_F(UnevenCheckpointTest, SavesPulledParameters) {
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
   expect_success("train --resume --out run --replay order.txt", "resuming after step 2\n");
   EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
 }
 
-TEST_F(UnevenTest, ResumesWithoutReplayWithinStalenessBound) {
+TEST_F(UnevenCheckpointTest, ResumesWithoutReplayWithinStalenessBound) {
   expect_success("train --resume --out run --record on.txt", "resuming after step 2\n");
   const std::vector<Push> pushes = order("on.txt").servers[0];
   EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
@@ -135,30 +135,30 @@ TEST_F(UnevenTest, ResumesWithoutReplayWithinStalenessBound) {
   EXPECT_TRUE(files("run/checkpoints/step-3") == files("again/checkpoints/step-3"));
 }
 
-TEST_F(UnevenTest, RejectsOtherPlans) {
+TEST_F(UnevenCheckpointTest, RejectsResumeUnderDifferentPlan) {
   const std::string words =
-      "run/checkpoints/step-2 was saved inside a replay, with workers at different steps; expected --dp-mode "
+      "run/checkpoints/step-2 was saved during a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
     fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
 }
 
-TEST_F(UnevenTest, RejectsOrderOfAnotherRun) {
+TEST_F(UnevenCheckpointTest, RejectsPushOrderOfDifferentRun) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
-  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt is not the order of the resumed run");
+  fails("train --resume --out run --replay other.txt", 2, "--replay: other.txt does not match the resumed run");
   // A record in which worker 1 has not pulled at the checkpoint, and one that assumes it has.
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");
   fails("train --resume --out run --replay order.txt", 2,
-        "--replay: in order.txt worker 1 has pulled parameters that are not in run/checkpoints/step-2");
+        "--replay: in order.txt, worker 1 has pulled parameters that are not in run/checkpoints/step-2");
 }
 
-TEST_F(UnevenTest, RecordRequiresCompleteOrder) {
+TEST_F(UnevenCheckpointTest, RecordRequiresCompletePushOrder) {
   anew("train " + kSmall + "--steps 2 --ranks 2 --out run");
   fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
-        "--record: 2 steps were made under another plan; expected a run with 2 ranks and 1 servers");
+        "--record: 2 steps were run under a different plan; expected 2 ranks and 1 servers");
   fails("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,
-        "--replay: order.txt is not the order of the resumed run");
+        "--replay: order.txt does not match the resumed run");
 }
 
 // Without learning, the workers' losses together are those of one rank.

@@ -30,7 +30,7 @@ class BenchTest : public ProgramTest {
   }
 };
 
-TEST_F(BenchTest, RowsAreNamedByGroup) {
+TEST_F(BenchTest, RowNamesMatchDocumentedForms) {
   std::set<std::string> names;
   const std::regex pattern(
       "op/[a-z_ ]+/(forward|backward)/(fp32|bf16)|collective/[a-z_]+/[a-z-]+/threads/[0-9]+/[0-9]+(/bf16)?|"
@@ -115,13 +115,13 @@ TEST(BenchFit, RecoversLatencyAndBandwidth) {
   EXPECT_GT(near.worst, 0.02);
 }
 
-TEST(BenchFit, RequiresThreeSizesAndNonNegativeLatency) {
+TEST(BenchFit, RequiresThreeSizesAndClampsNegativeLatency) {
   EXPECT_EQ(bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}}).value().latency, 0);
   EXPECT_FALSE(bench::fit({{1e3, 1e-6}, {1e6, 1e-3}, {1e6, 2e-3}}));
   EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // decreasing times
 }
 
-TEST(BenchRow, DetectsUnexpectedBytes) {
+TEST(BenchRow, DetectsUnexpectedTraffic) {
   bench::Measured measured;
   measured.add_sent(4096, 4096);
   EXPECT_EQ(measured.error, "");
@@ -130,7 +130,7 @@ TEST(BenchRow, DetectsUnexpectedBytes) {
 }
 
 // A rank is stalled by a late rank, but not while it computes in parallel with a started operation.
-TEST(BenchHeldUp, CountsStallsOfTheRankThread) {
+TEST(BenchStalls, CountsOnlyStallsOfRankThread) {
   constexpr auto kLate = std::chrono::milliseconds(100);
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
     StallTimer blocking, concurrent;
@@ -155,7 +155,7 @@ TEST(BenchHeldUp, CountsStallsOfTheRankThread) {
   });
 }
 
-TEST_F(BenchTest, StrategyRowsHaveBytesAndPeaks) {
+TEST_F(BenchTest, StrategyRowsContainTrafficAndPeakBytes) {
   const Json all = rows("strategy/(one-rank/fp32/1|zero-3/bf16/2|tp/fp32/2|ps-async/fp32/2|pp2.dp2/fp32/4)$");
   ASSERT_EQ(all.size(), 5U);
   for (const Json& row : all) {
@@ -173,7 +173,7 @@ TEST_F(BenchTest, StrategyRowsHaveBytesAndPeaks) {
   }
 }
 
-TEST_F(BenchTest, ScheduleRowsHaveAllBubbles) {
+TEST_F(BenchTest, ScheduleRowsContainPredictedAndMeasuredBubbles) {
   const Json all = rows("schedule/(1f1b/2/4|zb-h1/2/4|zb-v/2/2|gpipe/4/4)$");
   ASSERT_EQ(all.size(), 4U);
   for (const Json& row : all) {
@@ -198,15 +198,15 @@ TEST_F(BenchTest, ScheduleRowsHaveAllBubbles) {
 }
 
 // Google Benchmark expects "0.0001" before version 1.8 and "0.0001s" since.
-TEST_F(BenchTest, ParsesBothSpellingsOfSeconds) {
+TEST_F(BenchTest, AcceptsMinTimeWithAndWithoutUnit) {
   for (const char* seconds : {"0.0001", "0.0001s"}) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
     expect_lacks(r.err, "--benchmark_min_time");
   }
-  fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
+  fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, such as 0.1 or 0.1s");
 }
 
-TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
+TEST_F(BenchTest, MpiRanksMeasureTogetherAndOneRankPrints) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
   const std::string mpirun =
       "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
@@ -224,7 +224,7 @@ TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
 
 // Rounds, tables, and comparisons of two files.
 
-TEST_F(BenchTest, EveryRowHasRoundsAndCounters) {
+TEST_F(BenchTest, EveryRowContainsRoundsAndCounters) {
   std::map<std::string, std::vector<std::string>> keys;
   for (const Json& row :
        rows("op/(gelu|matmul)/.*fp32|direct/threads/2/1024$|strategy/(one-rank|tp|ps-async)/fp32/[12]$"
@@ -265,7 +265,7 @@ TEST_F(BenchTest, OptionsSelectRows) {
     for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
   }
   for (const auto& [words, why] :
-       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one"},
+       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, such as 8:128M:2, or one"},
         {"--bytes 8:16", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8:16:1", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8T", "--bytes: expected a whole number in [1, "},
@@ -278,7 +278,7 @@ TEST_F(BenchTest, OptionsSelectRows) {
     fails("bench " + std::string(words), 2, why);
 }
 
-TEST_F(BenchTest, PrintsAlignedTableAndReport) {
+TEST_F(BenchTest, PrintedTableMatchesTextReport) {
   const Ran r = must(
       "bench --benchmark_min_time=0.0001 --table --ranks 1,2 --dtype fp32 --benchmark_out=a.json "
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
@@ -302,7 +302,7 @@ TEST_F(BenchTest, PrintsAlignedTableAndReport) {
   fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench with a `bench` file");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
   write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");
-  fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
+  fails("report bad.json", 4, "bad.json: expected JSON written by `tessera bench`");
 }
 
 // A file with one row in Google Benchmark's format.
@@ -312,7 +312,7 @@ std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.
       .dump();
 }
 
-TEST(BenchChange, MatchesRankSumTest) {
+TEST(BenchChange, ConfidenceIntervalMatchesRankSumTest) {
   const report::Change c = report::compute_change({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
   EXPECT_NEAR(c.ratio, 2, 1e-12);
   EXPECT_NEAR(c.low, 20.0 / 13,
@@ -402,7 +402,7 @@ TEST(BenchVerdict, DetectsSlowdownsDespiteNoise) {
   }
 }
 
-TEST(BenchVerdict, SeveralStartsDetectSmallerChanges) {
+TEST(BenchVerdict, RepeatedRunsDetectSmallerChanges) {
   int found = 0, wrong = 0;
   for (uint64_t pair = 0; pair < 20; ++pair) {
     Machine machine(Noise::none, pair), noisy(static_cast<Noise>(1 + pair % 4), pair);
@@ -419,7 +419,7 @@ TEST(BenchVerdict, SeveralStartsDetectSmallerChanges) {
   EXPECT_LE(wrong, 1);
 }
 
-TEST(BenchFiles, UsesMediansOfFiveRuns) {
+TEST(BenchFiles, UsesRunMediansIfThereAreFiveRuns) {
   report::Bench all;
   for (int i = 0; i < 4; ++i) all.read(0, "a", bench_file({1.0 + i, 2.0 + i, 9.0 + i}));
   EXPECT_EQ(all.rows.at(0).times(0).size(), 12U);
@@ -442,7 +442,7 @@ TEST(BenchFiles, MarksSpreadsAboveTenPercent) {
   }
 }
 
-TEST(BenchFiles, ListsEqualFilesOnce) {
+TEST(BenchFiles, GroupsFilesWithEqualMachineLoad) {
   report::Bench all;
   for (const char* date : {"1:00", "2:00", "3:00"})
     all.read(0, std::string("a-") + date[0], bench_file({1}, "0.39", date));
@@ -458,12 +458,12 @@ TEST(BenchFiles, ListsEqualFilesOnce) {
 
 // Plans run and compared with their predictions, and the output of `train` on a calibrated machine.
 
-class MeasuringTest : public ProgramTest {
+class PlanMeasureTest : public ProgramTest {
  protected:
   void plant() const {
     const planner::Identity here = planner::identity_of_this(TESSERA_VERSION);
     fs::create_directories(path("cache"));
-    std::ofstream(file()) << to_text(test::planted_machine(here.processors, TESSERA_VERSION));
+    std::ofstream(file()) << to_text(test::synthetic_machine(here.processors, TESSERA_VERSION));
   }
   fs::path file() const { return path("cache") / machine_file(planner::identity_of_this(TESSERA_VERSION)).filename(); }
   const std::string plan_ =
@@ -471,7 +471,7 @@ class MeasuringTest : public ProgramTest {
       "--ranks 2 ";
 };
 
-TEST_F(MeasuringTest, PrintsEveryPartOfTwoRankPlan) {
+TEST_F(PlanMeasureTest, PrintsEveryPartOfStepOnTwoRanks) {
   plant();
   const Ran r =
       must(plan_ + "--pp 2 --schedule zb-h1 --microbatches 2 --zero 0 --recompute none --measure 1 --format json");
@@ -499,23 +499,23 @@ TEST_F(MeasuringTest, PrintsEveryPartOfTwoRankPlan) {
     EXPECT_TRUE(parts.contains(part)) << part;
 }
 
-TEST_F(MeasuringTest, NamesInaccurateParts) {
+TEST_F(PlanMeasureTest, NamesInaccuratelyPredictedParts) {
   plant();
   const Ran r = must(plan_ + "--dp 2 --microbatches 1 --zero 0 --recompute none --measure 1");
-  expect_has(r.out, {"Measured: number 1, dp=2", "Off by more than 15%: step; "});
+  expect_has(r.out, {"Measured plan 1: dp=2", "Off by more than 15%: step; "});
 }
 
-TEST_F(MeasuringTest, RejectsInvalidOptions) {
+TEST_F(PlanMeasureTest, RejectsInvalidOptions) {
   plant();
-  fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: expected --hardware this");
-  fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: expected --hardware this");
+  fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: requires --hardware this");
+  fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: requires --hardware this");
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
     fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
   fails(plan_ + "--measure 999", 2, "--measure: expected positions in the ranking, 1 to ");
   fails(plan_ + "--software megatron", 2, "--software: expected tessera");
 }
 
-TEST_F(MeasuringTest, TrainPrintsPredictionIfAvailable) {
+TEST_F(PlanMeasureTest, TrainPrintsPredictedStepTimeIfAvailable) {
   const auto trained = [&](const std::string& out) {
     return train("--ranks 2 --steps 6 --no-eval --no-save --out " + out);
   };

@@ -163,20 +163,20 @@ class Difference {
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";
-      if (!(report_ && is_picture(e) ? same_picture(e, f) : same(find_words(e), find_words(f))))
+      if (!(report_ && is_diagram(e) ? same_diagram(e, f) : same(find_words(e), find_words(f))))
         return fmt::format("{}: the page has\n  {}\nfound\n  {}", first_line + i, e, f);
     }
     return "";
   }
 
  private:
-  static bool is_picture(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
+  static bool is_diagram(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
   // Text timelines are equal if their widths are equal; exactly, if nothing in them was measured. Computation is always
   // visible, communication (in the line without a name) may be too short.
-  bool same_picture(const std::string& e, const std::string& f) const {
+  bool same_diagram(const std::string& e, const std::string& f) const {
     if (planned_) return e == f;
     const size_t bar = e.find('|');
-    return e.size() == f.size() && e.substr(0, bar + 1) == f.substr(0, bar + 1) && is_picture(f) &&
+    return e.size() == f.size() && e.substr(0, bar + 1) == f.substr(0, bar + 1) && is_diagram(f) &&
            (e[0] == ' ' || std::any_of(f.begin() + static_cast<std::ptrdiff_t>(bar), f.end(),
                                        [](char c) { return c >= 'A' && c <= 'Z'; }));
   }
@@ -311,7 +311,7 @@ class DocsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocsTest, PagesShowActualOutput) {
+TEST_F(DocsTest, PagesQuoteActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers, and tests/verify runs the same there";
 #endif
@@ -376,7 +376,7 @@ TEST(Docs, LinksResolveToFiles) {
   EXPECT_GE(count, 8U);
 }
 
-TEST(Docs, DetectsDifferences) {
+TEST(Docs, CheckDetectsOutdatedOutput) {
   const Lines page = to_lines("text\n```console\n$ ./tessera verify --ranks 2\n```\n\n```\na  1\n```\nmore\n");
   const std::vector<Example> examples = find_examples(page);
   ASSERT_EQ(examples.size(), 1U);
@@ -412,7 +412,7 @@ TEST(Docs, DetectsDifferences) {
   EXPECT_FALSE(same({"bound 1e-6; the rest: same"}, {"bound 1e-6; the rest: differs"}));
 }
 
-TEST(Docs, DetectsDifferencesOfReports) {
+TEST(Docs, CheckDetectsOutdatedOutputOfReports) {
   const std::vector<Example> examples =
       find_examples({"```console", "$ ./tessera train --pp 2 --trace --out runs/a", "```", "text", "```console",
                      "$ ./tessera report runs/a --format text", "```", "```", "out", "```"});
@@ -451,7 +451,7 @@ TEST(Docs, DetectsDifferencesOfReports) {
   EXPECT_FALSE(same({"rank parameters peak", "0 100 1000000"}, {"rank parameters peak", "0 101 1000000"}));
 }
 
-TEST(Docs, AllowsOmittedLines) {
+TEST(Docs, CheckAllowsOmittedLines) {
   const Lines found = {"a 1", "b 2", "- x 1", "- y 2", "end"};
   EXPECT_EQ(left_out({"a 1", "...", "- y 2", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
   EXPECT_EQ(left_out({"a 1", "...", "- y 3", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
@@ -460,7 +460,7 @@ TEST(Docs, AllowsOmittedLines) {
   EXPECT_EQ(left_out({"a 1", "b 2"}, found), found);
 }
 
-TEST(Docs, FindsLinks) {
+TEST(Docs, FindsRelativeLinksOutsideCode) {
   EXPECT_EQ(find_links({"[a](b.md) `[c](d.md)` [e](f.md#g)", "```", "[h](i.md)", "```", "[j](https://k) [l](#m)"}),
             (std::vector<std::pair<std::string, size_t>>{{"b.md", 1}, {"f.md", 1}}));
 }
@@ -474,7 +474,7 @@ std::string without_numbers(const std::string& line) {
   return std::regex_replace(std::regex_replace(line, number, "#"), std::regex(" +"), " ");
 }
 
-TEST(FineTuningPage, ShowsActualOutput) {
+TEST(FineTuningPage, QuotesActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif

@@ -24,7 +24,7 @@ class InferenceTest : public ProgramTest {
   double loss_on(const std::string& more) const { return evaluate("--data " + more).at("loss"); }
 };
 
-TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
+TEST_F(InferenceTest, GeneratedTextIsIdenticalUnderEveryPlan) {
   const std::string several =
       "--prompt 'Line 7' --prompt 'a text that is longer than all of the context' --prompt of --tokens 40 "
       "--temperature 0.7 --top-k 9 --repetition-penalty 1.1 --seed 5 --format json ";
@@ -40,7 +40,7 @@ TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
 }
 
 // Samples depend on the index of the prompt; greedy texts do not.
-TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
+TEST_F(InferenceTest, BatchedPromptsMatchSinglePrompts) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
   const std::vector<Json> together =
@@ -56,7 +56,7 @@ TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
 }
 
 // A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
-TEST_F(InferenceTest, StopsBeforeStopTexts) {
+TEST_F(InferenceTest, StopsBeforeStopStrings) {
   make("llama-nano");
   const std::string full_text = generate("--prompt Line --temperature 0 --tokens 60"), text = full_text.substr(4);
   for (const size_t at : {5u, 17u, 30u})
@@ -69,7 +69,7 @@ TEST_F(InferenceTest, StopsBeforeStopTexts) {
     }
 }
 
-TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
+TEST_F(InferenceTest, EvaluationLossMatchesOneRankUnderEveryPlan) {
   write("other.txt", "Line 3 of a text that says nothing at all.\nAnd another line.\n");
   write("pairs.jsonl",
         "{\"prompt\": \"Line 1\", \"completion\": \" of a text\"}\n{\"prompt\": \"Li\", \"completion\": \"ne 2\"}\n");
@@ -94,7 +94,7 @@ TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
 }
 
 // Training and evaluate report the same loss on the validation split.
-TEST_F(InferenceTest, EvaluationMatchesValidation) {
+TEST_F(InferenceTest, EvaluationLossMatchesValidationLossOfTraining) {
   must("data text.txt --tokenizer bytes --out tokens");
   const Json summary = train("--data tokens --steps 5 --ranks 1 --format json --out base").last_record();
   const Json found = evaluate("--data tokens");
@@ -107,16 +107,16 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
-  fails("evaluate base", 2, "--data: expected a text, tokens or examples; got none");
+  fails("evaluate base", 2, "--data: missing; expected a text, tokens or examples");
   fails("evaluate base --data nowhere.txt", 4, "nowhere.txt");
   fails("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
   fails("evaluate base --data empty.txt", 4, "empty.txt");
   fails("evaluate base --data text.txt --tp 3", 2, "--tp: 3 does not divide");
   fails("evaluate base --data text.txt --lr 3", 2, "unknown option '--lr'");
-  fails("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
+  fails("evaluate base --data text.txt --context 32", 2, "--context: expected 16, the value of the model");
   fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
   fails("generate base --stop ''", 2, "--stop: expected at least one character");
-  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, got none");
+  fails("generate base --prompts empty.txt", 4, "contains no prompts; expected one per line");
   fails("generate base --cp 2", 2, "unknown option '--cp'");
   fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
   fails("generate nowhere", 4, "nowhere");
@@ -124,10 +124,10 @@ TEST_F(InferenceTest, RejectsInvalidOptions) {
 
 // The validation loss of a run, compared with its saved weights and its text.
 
-class ValidationOfRunsTest : public ProgramTest {
+class RunValidationTest : public ProgramTest {
  protected:
   // 'é' has two bytes, so tokens are longer than bytes.
-  ValidationOfRunsTest() {
+  RunValidationTest() {
     std::string text;
     for (int i = 0; i < 500; ++i)
       text += fmt::format("L'{} é é été {}, {}.\n", i % 13, i * 7 % 31, i % 3 ? "né" : "et");
@@ -168,7 +168,7 @@ class ValidationOfRunsTest : public ProgramTest {
   size_t bytes_ = 0;
 };
 
-TEST_F(ValidationOfRunsTest, MatchesSavedWeightsOverFullSplit) {
+TEST_F(RunValidationTest, LossMatchesSavedWeightsOverFullSplit) {
   int run = 0;
   for (const std::string plan :
        {"--ranks 1", "--ranks 2 --microbatches 2", "--ranks 2 --dp-mode dataparallel", "--cp 2 --ranks 2",
@@ -207,7 +207,7 @@ class MixturesTest : public ProgramTest {
   const std::string kMixed = "--tokenizer bytes --data text.txt=0.7,more.txt=0.3 ";
 };
 
-TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
+TEST_F(MixturesTest, ResumesBitwiseUnderDifferentLayouts) {
   const Ran reference =
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
   expect_has(reference.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
@@ -219,11 +219,12 @@ TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
               1e-9);
   train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
-  expect_made_again("run/checkpoints/step-12", 10, " --format json");
+  expect_same_checkpoint_after_resume("run/checkpoints/step-12", 10, " --format json");
   // another mixture or another order is a different run
   fs::remove_all(path("run/checkpoints/step-12"));
-  fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
-  fails("train --resume --out run --shuffle", 2, "shuffle is true and was the default");
+  fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2,
+        "mixture is \"3:7\", but the checkpoint has \"7:3\"");
+  fails("train --resume --out run --shuffle", 2, "shuffle is true, but the checkpoint has the default");
   const Json found = must("evaluate whole --data text.txt=7,more.txt=3 --format json").last_record(),
              parts = found.at("datasets");
   EXPECT_NEAR(found.at("loss").get<double>(),
@@ -246,9 +247,9 @@ TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,nowhere=1", 4, "nowhere");
   fails("train --data text.txt=1,more.txt=1", 2, "different tokenizer (char,");
   fails("train --data 'x*.bin'", 4, "no file matches");
-  fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
-  fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
-  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: expected --out");
+  fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: requires --data FILE.jsonl");
+  fails("data text.txt more.txt", 2, "--out: a dataset of 2 sources requires an output directory");
+  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: requires --out");
 }
 
 // --document-mask: rejected inputs, and runs on tokens with <|endoftext|> under several plans.
@@ -278,7 +279,7 @@ class DocumentsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
+TEST_F(DocumentsTest, RejectsTokenizersWithoutEndOfDocumentToken) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
     fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
           "--document-mask: the tokenizer has no end-of-document token; expected tokens with <|endoftext|>");
@@ -287,7 +288,7 @@ TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(DocumentsTest, EveryPlanTrainsIdentically) {
+TEST_F(DocumentsTest, EveryPlanTrainsWithDocumentMask) {
   for (const std::string family : {"gpt2", "llama"}) {
     const std::string model = "--layers 2 --tie-copies --family " + family;
     train_on_documents(model + " --document-mask --ranks 1 --out one-" + family);
@@ -299,7 +300,8 @@ TEST_F(DocumentsTest, EveryPlanTrainsIdentically) {
     train_on_documents(model + " --document-mask --cp 2 --tp 2 --sp --out cp-" + family);
     train_on_documents("--document-mask --dp-mode ps-async --ranks 2 --out async-" + family);
   }
-  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was the default");
+  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2,
+        "document_mask is true, but the checkpoint has the default");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ TEST(Examples, Eager1f1bIsValidSchedule) {
 }
 
 // If a message takes at most half of a forward and backward pass, only the first round trip costs time.
-TEST(Examples, Eager1f1bHidesMessages) {
+TEST(Examples, Eager1f1bHidesMessageLatency) {
   for (int p = 2; p <= 6; ++p)
     for (int m = 2 * p; m <= 4 * p; ++m)
       for (const double message : {0.25, 0.5, 1.0}) {
@@ -32,7 +32,7 @@ TEST(Examples, Eager1f1bHidesMessages) {
       }
 }
 
-TEST(Examples, Eager1f1bDrawingMatchesSchedule) {
+TEST(Examples, Eager1f1bDiagramMatchesSchedule) {
   const std::string text = read_file(std::string(TESSERA_SOURCE_DIR) + "/examples/eager_1f1b.h");
   for (const Schedule& s : {one_f_one_b(2, 4), eager_1f1b(2, 4)}) {
     std::string picture = "//   " + s.name + "\n";

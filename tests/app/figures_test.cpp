@@ -11,13 +11,13 @@
 namespace tessera {
 namespace {
 
-TEST(Figures, StepThroughput) {
+TEST(RunMetrics, StepThroughputEqualsTokensOverTime) {
   StepReport r;
   set_time(r, 0.25, 1200);
   EXPECT_EQ(std::tie(r.step_ms, r.tokens_per_s), std::tuple(250, 4800));
 }
 
-TEST(Figures, MachinePeak) {
+TEST(RunMetrics, RatesAreRelativeToMachinePeak) {
   EXPECT_EQ(bench::matmul_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
   const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
@@ -30,14 +30,14 @@ TEST(Figures, MachinePeak) {
   EXPECT_EQ(ranks_at_once(3, 1, 4), 1);
 }
 
-TEST(Figures, MedianRateExcludesFirstFiveSteps) {
+TEST(RunMetrics, MedianRateExcludesFirstFiveSteps) {
   EXPECT_EQ(median_rate({1, 2, 3, 4, 5, 1000, 3000, 2000}), 2000);
   EXPECT_EQ(median_rate({9000, 9000, 9000, 9000, 9000, 10}), 10);
   EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // at most five rates: all are used
   EXPECT_EQ(median_rate({}), 0);
 }
 
-TEST(Figures, FormatsNumbersBytesAndTimes) {
+TEST(RunMetrics, FormatsNumbersBytesAndTimes) {
   using Args = std::pair<double, const char*>;
   const Args numbers[] = {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
@@ -105,7 +105,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   return said;
 }
 
-TEST(Figures, JsonSummaryOfRun) {
+TEST(RunMetrics, JsonRecordsContainEveryMetric) {
   const Said said = say("json", {}, {5'400'000});
   ASSERT_EQ(said.records.size(), 10U);
   EXPECT_EQ(said.records[5], Json::parse(R"({"event": "step", "step": 6, "loss": 2.75, "lr": 0.5, "grad_norm": 3.0,
@@ -122,7 +122,7 @@ TEST(Figures, JsonSummaryOfRun) {
   EXPECT_EQ(parse_records(said.out), said.records);
 }
 
-TEST(Figures, TensorBoardScalarsOfRun) {
+TEST(RunMetrics, TensorBoardScalarsMatchJsonRecords) {
   const Said said = say("json", {}, {1});
   test::Scalars expected;
   for (const Json& record : said.records)
@@ -133,7 +133,7 @@ TEST(Figures, TensorBoardScalarsOfRun) {
   EXPECT_EQ(said.scalars, expected);
 }
 
-TEST(Figures, TextSummaryOfRun) {
+TEST(RunMetrics, TextSummaryContainsLossThroughputAndPeakBytes) {
   const std::string one = say("text", {}, {5'400'000}).out;
   expect_has(one, {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
                    " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
@@ -145,7 +145,7 @@ TEST(Figures, TextSummaryOfRun) {
   expect_has(three, "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
 }
 
-TEST(Figures, MfuCountsConcurrentRanks) {
+TEST(RunMetrics, MfuAccountsForConcurrentRanks) {
   const auto mfu = [](const Plan& plan) {
     return say("json", plan, std::vector<int64_t>(static_cast<size_t>(plan.ranks()), 1)).records.back()["mfu"];
   };
@@ -163,7 +163,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-using FiguresOfRunsTest = ProgramTest;
+using RunMetricsTest = ProgramTest;
 
 constexpr double kTokens = 4 * 16;
 
@@ -192,7 +192,7 @@ void expect_identities(const std::vector<Json>& records, double seconds, int64_t
   EXPECT_NEAR(s["mfu"].get<double>() * s["peak_flops"].get<double>(), used, 1e-9 * used);
 }
 
-TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAreConsistent) {
+TEST_F(RunMetricsTest, ThroughputTimesAndFlopsAreConsistent) {
   const std::string text = read_file(path("text.txt"));
   const auto vocab = std::ssize(std::set<char>(text.begin(), text.end()));
   for (const std::string plan : {"--ranks 2 --trace", "--ranks 2 --dp-mode ps-async"}) {
@@ -239,7 +239,7 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAreConsistent) {
 }
 
 // Measured by the test's own clock, which includes the start of the program.
-TEST_F(FiguresOfRunsTest, StepTimesMatchExternalClock) {
+TEST_F(RunMetricsTest, StepTimesMatchExternalClock) {
   const Job job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
                 .optim = {.batch = 4},
                 .plan = {.threads_per_rank = 1}};
@@ -256,7 +256,7 @@ TEST_F(FiguresOfRunsTest, StepTimesMatchExternalClock) {
   });
 }
 
-TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
+TEST_F(RunMetricsTest, BenchmarkRatesEqualWorkOverTime) {
   const Ran ran = must(
       "bench --benchmark_filter='^op/(add|scale|matmul|gelu_mlp)/.*' --benchmark_format=json "
       "--benchmark_min_time=0.001");
@@ -294,7 +294,7 @@ TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
   EXPECT_EQ(observed, 2 * work.size());
 }
 
-TEST_F(FiguresOfRunsTest, GenerationTimesMatchExternalClock) {
+TEST_F(RunMetricsTest, GenerationTimesMatchExternalClock) {
   train("--ranks 1 --out run");
   const Clock::time_point start = Clock::now();
   const Ran ran = run("generate run --prompt Line --tokens 50");
@@ -337,7 +337,7 @@ std::string shown(Progress::Options options) {
 
 // The run has 1,000 steps, and a new step has a weight of one tenth in the mean: 1,000 ms, then 1,000 + 0.1 x 1,000 ms,
 // then 1,100 - 0.1 x 600 ms.
-TEST(Progress, RemainingTimeFollowsRemainingSteps) {
+TEST(Progress, EstimatesRemainingTimeFromMovingAverage) {
   const std::string out = shown({.steps = 1000}, [](Progress& progress) {
     progress.step({.step = 1, .loss = 2.25, .lr = 0.001, .grad_norm = 0.5, .tokens_per_s = 4800, .step_ms = 1000});
     progress.step({.step = 100, .tokens_per_s = 4800, .step_ms = 2000});
@@ -400,19 +400,19 @@ TEST(Progress, FormatsNumbersIndependentlyOfLocale) {
   std::setlocale(LC_ALL, restore.c_str());
 }
 
-TEST(Progress, IgnoresClosedOutput) {
+TEST(Progress, IgnoresWriteErrors) {
   std::FILE* const full = std::fopen("/dev/full", "w");
   Progress progress({.to = full, .steps = 3});
   for (int64_t i = 1; i <= 3; ++i) progress.step({i, 1, 1, 1, 1, 1});
   std::fclose(full);
 }
 
-TEST(Args, FormatsNanWithoutSign) {
+TEST(NumberText, OmitsSignOfNan) {
   EXPECT_EQ(number_text(std::copysign(std::nan(""), -1.0)), "nan");
   EXPECT_EQ(number_text(-2.5), "-2.5");
 }
 
-TEST(Args, SparklineScalesMeans) {
+TEST(Sparkline, ScalesMeansToFullRange) {
   EXPECT_EQ(sparkline({7, 6, 5, 4, 3, 2, 1, 0}, 8), "█▇▆▅▄▃▂▁");
   EXPECT_EQ(sparkline({2, 0, 0, 0}, 2), "█▁");  // means of halves
   EXPECT_EQ(sparkline({3, 3}, 9), "▁▁");
@@ -426,7 +426,7 @@ class MetricsTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-metrics-"};
 };
 
-TEST_F(MetricsTest, ResumeDropsRepeatedRecords) {
+TEST_F(MetricsTest, ResumeDropsRecordsOfRepeatedSteps) {
   {
     Metrics m(run(), 0);
     for (int i = 1; i <= 4; ++i) m.write(R"({"event":"step","step":)" + std::to_string(i) + "}");
@@ -467,7 +467,7 @@ TEST_F(MetricsTest, CountsValidationsSinceBest) {
   }
 }
 
-TEST_F(MetricsTest, RejectsOtherFilesAndFullDisk) {
+TEST_F(MetricsTest, RejectsForeignFilesAndFullDisk) {
   std::ofstream(path()) << "something else\n";
   EXPECT_THROW(Metrics(run(), 3), InputError);
   EXPECT_THROW(Metrics("/nonexistent", 0), OutputError);

@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-class ChangedFilesTest : public ProgramTest {
+class InvalidInputTest : public ProgramTest {
  protected:
   // Starts a long run on the dataset "made", modifies its token files after a few steps, and returns the outcome.
   template <class Change>
@@ -33,7 +33,7 @@ class ChangedFilesTest : public ProgramTest {
   }
 };
 
-TEST_F(ChangedFilesTest, NamesTruncatedTokenFile) {
+TEST_F(InvalidInputTest, ErrorsNameTruncatedTokenFile) {
   for (const char* more : {"--ranks 1", "--ranks 2", "--ranks 2 --dp-mode ps-async"})
     for (const uintmax_t left : {uintmax_t{64}, uintmax_t{5000}}) {
       const Ran r = changed(more, [&] { fs::resize_file(path("made/train.tok"), left); });
@@ -42,7 +42,7 @@ TEST_F(ChangedFilesTest, NamesTruncatedTokenFile) {
     }
 }
 
-TEST_F(ChangedFilesTest, NamesPositionOfInvalidToken) {
+TEST_F(InvalidInputTest, ErrorsNamePositionOfInvalidToken) {
   const Ran r = changed("--ranks 2", [&] {
     const auto size = fs::file_size(path("made/train.tok"));
     std::fstream(path("made/train.tok"), std::ios::in | std::ios::out | std::ios::binary).seekp(64)
@@ -53,7 +53,7 @@ TEST_F(ChangedFilesTest, NamesPositionOfInvalidToken) {
 }
 
 // The reading thread cannot continue, but the program reports the cause.
-TEST_F(ChangedFilesTest, NamesTruncatedMappedFile) {
+TEST_F(InvalidInputTest, ErrorsNameTruncatedMappedFile) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_EXIT(
       {
@@ -66,11 +66,11 @@ TEST_F(ChangedFilesTest, NamesTruncatedMappedFile) {
         const volatile std::byte* const bytes = mapped.bytes().data();
         if (bytes[50000] == std::byte{'x'}) std::puts("it was there");
       },
-      testing::ExitedWithCode(4), "tessera: .*tessera-mapped-.* was cut short while it was read");
+      testing::ExitedWithCode(4), "tessera: .*tessera-mapped-.* was truncated while it was being read");
   EXPECT_EQ(mapped_file_at(this), nullptr);
 }
 
-TEST_F(ChangedFilesTest, RejectsCheckpointWithExtraTensors) {
+TEST_F(InvalidInputTest, RejectsCheckpointWithExtraTensors) {
   train("--out run");
   const fs::path checkpoint = path("run/checkpoints/step-12");
   for (const std::string name : {"model.safetensors", "optimizer.safetensors"}) {
@@ -90,7 +90,7 @@ TEST_F(ChangedFilesTest, RejectsCheckpointWithExtraTensors) {
 }
 
 // Files that are read completely: endless files, and files larger than memory.
-TEST_F(ChangedFilesTest, NamesSpecialAndHugeFiles) {
+TEST_F(InvalidInputTest, RejectsEndlessAndHugeFiles) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   std::ofstream(path("huge"));
   fs::resize_file(path("huge"), uintmax_t{1} << 40);
@@ -112,7 +112,7 @@ TEST_F(ChangedFilesTest, NamesSpecialAndHugeFiles) {
   }
 }
 
-TEST_F(ChangedFilesTest, NamesLinkLoops) {
+TEST_F(InvalidInputTest, ErrorsNameSymlinkLoops) {
   fs::create_symlink("b", path("a"));
   fs::create_symlink("a", path("b"));
   for (const auto& [words, option] :
@@ -132,21 +132,21 @@ TEST_F(ChangedFilesTest, NamesLinkLoops) {
   expect_lacks(failure_cause(std::system_error(EIO, std::system_category())), "ulimit");
 }
 
-TEST_F(ChangedFilesTest, MessagesNameTheGivenOption) {
+TEST_F(InvalidInputTest, ErrorsNameTheOffendingOption) {
   train("--out run");
   fails("train " + kSmall + "--val-data nowhere", 4, "--val-data: cannot open nowhere: No such file");
   fails("train --data text.txt --context 1000000", 2, "--context: 1000000 is too long for a training text of");
   fails("checkpoint reshard run --out parts --dp 5 --zero 3", 2,
-        "--dp: expected a divisor: 5 data ranks x 1 micro-batches do not divide");
+        "--dp: 5 data ranks x 1 micro-batches do not divide the batch of");
 }
 
-TEST_F(ChangedFilesTest, NamesInvalidTemporaryDirectory) {
+TEST_F(InvalidInputTest, ErrorsNameInvalidTemporaryDirectory) {
   fails("train " + kSmall + "--offload optimizer --out run", 6,
         "TMPDIR: expected a directory for temporary files, got '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
 }
 
 // A reservation of address space leaves enough for others under any limit.
-TEST_F(ChangedFilesTest, ReservationsRespectAddressSpaceLimits) {
+TEST_F(InvalidInputTest, ReservationsRespectAddressSpaceLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need more address space";
 #endif
@@ -156,20 +156,20 @@ TEST_F(ChangedFilesTest, ReservationsRespectAddressSpaceLimits) {
   }
 }
 
-TEST_F(ChangedFilesTest, RejectsIntegersAtTypeLimits) {
+TEST_F(InvalidInputTest, RejectsIntegersAtTypeLimits) {
   for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
     fails(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
           fmt::format("--{}: expected a whole number in [", option));
 }
 
-TEST_F(ChangedFilesTest, RejectsTasksThatCannotJoin) {
+TEST_F(InvalidInputTest, RejectsSlurmTasksWithoutPmi) {
   for (const char* more : {"", "--backend threads", "--ranks 2"})
     fails("train " + kSmall + more + " --out run", 2, "srun started 4 tasks without a PMI",
           "export SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4;");
   must("train " + kSmall + "--out run", "export SLURM_NTASKS=4;");
 }
 
-TEST_F(ChangedFilesTest, EscapesControlCharactersInNames) {
+TEST_F(InvalidInputTest, EscapesControlCharactersInFileNames) {
   const std::string name = "$(printf 'a\\033[31mb')";
   const Ran r = train(fmt::format("--out \"{}\"", name));
   const Ran data = run(fmt::format("data text.txt --out \"made-{}\"", name)),
@@ -180,7 +180,7 @@ TEST_F(ChangedFilesTest, EscapesControlCharactersInNames) {
   }
 }
 
-TEST_F(ChangedFilesTest, MessagesAreOneShortLine) {
+TEST_F(InvalidInputTest, ErrorsAreOneShortLine) {
   fails("train --layers \"$(printf 'a\\n\\033b')\"", 2, "got 'a\\x0a\\x1bb'");
   const Ran r = run(fmt::format("train --layers {}", std::string(8000, '7')));
   EXPECT_EQ(r.status, 2);
@@ -190,7 +190,7 @@ TEST_F(ChangedFilesTest, MessagesAreOneShortLine) {
 // Output goes to the target of its name: a pipe, a device, standard output or the target of a link, none of which is
 // replaced; never into a file that received the number of a closed descriptor.
 
-class OutputPlacesTest : public ProgramTest {
+class OutputFilesTest : public ProgramTest {
  protected:
   void SetUp() override { train("--out run --trace"); }
   // Creates a device for the test, so that the machine's own is not at risk. False if that is not possible.
@@ -205,7 +205,7 @@ class OutputPlacesTest : public ProgramTest {
 
 const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001 ";
 
-TEST_F(OutputPlacesTest, WritesToDevices) {
+TEST_F(OutputFilesTest, WritesToDevices) {
   const std::string null = "null", full = "full";
   if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "cannot create devices";
   for (const std::string& to : {std::string("report run --out "), kRows + "--benchmark_out="}) {
@@ -224,7 +224,7 @@ TEST_F(OutputPlacesTest, WritesToDevices) {
   expect_no_temporary(".");
 }
 
-TEST_F(OutputPlacesTest, WritesToPipes) {
+TEST_F(OutputFilesTest, WritesToPipes) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   must("report run --out pipe", "(timeout 30 cat pipe > page.html &) ;");
   EXPECT_TRUE(fs::is_fifo(path("pipe")));
@@ -235,7 +235,7 @@ TEST_F(OutputPlacesTest, WritesToPipes) {
   fails("train " + kSmall + "--out pipe", 2, "pipe");
 }
 
-TEST_F(OutputPlacesTest, WritesToStandardOutput) {
+TEST_F(OutputFilesTest, WritesToStandardOutput) {
   must("report run");
   const std::string page = read_file(path("run/report.html"));
   // Links like /dev/stdout.
@@ -247,7 +247,7 @@ TEST_F(OutputPlacesTest, WritesToStandardOutput) {
   EXPECT_TRUE(fs::is_symlink(path("stdout")) && fs::is_symlink(path("stderr")));
 }
 
-TEST_F(OutputPlacesTest, FollowsLinks) {
+TEST_F(OutputFilesTest, FollowsSymlinks) {
   fs::create_directories(path("far"));
   fs::create_symlink("far/page.html", path("link.html"));
   for (const char* what : {"a new file", "an old one"}) {
@@ -265,7 +265,7 @@ TEST_F(OutputPlacesTest, FollowsLinks) {
 }
 
 // A file planted at a guessable temporary name must not be written through.
-TEST_F(OutputPlacesTest, DoesNotReuseTemporaryNames) {
+TEST_F(OutputFilesTest, TemporaryNamesAreUnpredictable) {
   const TemporaryName first(path("x")), second(path("x"));
   EXPECT_NE(first.path(), second.path());
   write_file(path("victim"), "as it was");
@@ -273,7 +273,7 @@ TEST_F(OutputPlacesTest, DoesNotReuseTemporaryNames) {
   EXPECT_EQ(read_file(path("victim")), "as it was");
 }
 
-TEST_F(OutputPlacesTest, BenchWritesRowsOrFails) {
+TEST_F(OutputFilesTest, BenchWritesAllRowsOrFails) {
   const Ran r = must(kRows + "--benchmark_out=rows.json");
   expect_has(r.out, "op/gelu/forward/fp32");
   const Json rows = to_json("rows.json");
@@ -284,7 +284,7 @@ TEST_F(OutputPlacesTest, BenchWritesRowsOrFails) {
 }
 
 // Otherwise the first opened files would get descriptors 0, 1 and 2, and the printed output.
-TEST_F(OutputPlacesTest, FilesDoNotReuseClosedDescriptors) {
+TEST_F(OutputFilesTest, FilesDoNotReuseClosedStandardDescriptors) {
   train("--out whole");
   for (const char* closed : {"0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"}) {
     anew("train " + kSmall + "--out closed > /dev/null 2> err.txt " + closed + " #");
@@ -300,7 +300,7 @@ TEST_F(OutputPlacesTest, FilesDoNotReuseClosedDescriptors) {
   }
 }
 
-TEST_F(OutputPlacesTest, RunFilesAreWorldReadable) {
+TEST_F(OutputFilesTest, RunFilesAreWorldReadable) {
   must("train " + kSmall + "--out mine --trace", "umask 022;");
   for (const auto& e : fs::recursive_directory_iterator(path("mine"))) {
     const auto expected = e.is_directory() ? 0755 : 0644;

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-class HabitsTest : public ProgramTest {
+class TrainOptionsTest : public ProgramTest {
  protected:
   std::string config() const { return read_file(path("run/config.toml")); }
   std::vector<int64_t> validated() const {
@@ -19,7 +19,7 @@ class HabitsTest : public ProgramTest {
   }
 };
 
-TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
+TEST_F(TrainOptionsTest, ConvertsEpochsAndFractionsToSteps) {
   std::string rows;  // 30 training rows, 4 per step: 7.5 steps per epoch
   for (int i = 0; i < 33; ++i) rows += fmt::format("{{\"prompt\": \"{} and\", \"completion\": \" {}\"}}\n", i, i * i);
   write("rows.jsonl", rows);
@@ -60,7 +60,7 @@ TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
   expect_has(read_file(path("mixed/config.toml")), "steps = 10\n");
 }
 
-TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
+TEST_F(TrainOptionsTest, PatienceStopsNewAndResumedRuns) {
   const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation improves on the first
   const auto r = train(still + "--steps 40 --patience 2");
   expect_has(r.err, "2 validations without improvement (--patience): stopping after step 6 of 40");
@@ -69,11 +69,11 @@ TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
   anew("train " + kSmall + still + "--steps 4");
   must("train --resume --out run --config run/config.toml --steps 40 --patience 2");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
-  fails("train --patience 2 --eval-every 0", 2, "--patience: expected validations between steps, got");
-  fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, got --no-eval");
+  fails("train --patience 2 --eval-every 0", 2, "--patience: requires periodic validation, got");
+  fails("train --patience 2 --no-eval", 2, "--patience: requires periodic validation, got --no-eval");
 }
 
-TEST_F(HabitsTest, HoldsOutFileOrFraction) {
+TEST_F(TrainOptionsTest, HoldsOutValidationFileOrFraction) {
   write("other.txt", std::string(700, 'o'));
   const auto tokens = static_cast<int64_t>(fs::file_size(path("text.txt")));
   const auto held = [&](const std::string& more) {
@@ -93,7 +93,7 @@ TEST_F(HabitsTest, HoldsOutFileOrFraction) {
 
 // Initial models.
 
-class BeginningTest : public ProgramTest {
+class InitTest : public ProgramTest {
  protected:
   // A run "base" with 290 tokens and its exported folder "f".
   void make_base(const std::string& more = "") {
@@ -120,7 +120,7 @@ class BeginningTest : public ProgramTest {
 
 // transformers 5.24 samples new rows around the mean of the old ones (with 1e-9 of their variance); the ids are those
 // of its add_special_tokens().
-TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
+TEST_F(InitTest, NewEmbeddingRowsEqualMeanOfExistingRows) {
   make_base();
   const std::string added = "--add-tokens '<|im_start|>,<|im_end|>' ";
   std::string first;
@@ -156,14 +156,14 @@ TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
   EXPECT_TRUE(output.out.starts_with("Line<|im_end|>")) << output.out;
 
   fails("train --init f --data text.txt --lora-rank 2 " + added, 2,
-        "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
+        "--add-tokens: 2 of the tokens are new, but adapter training does not update embedding rows");
   fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
-        "--add-tokens: expected a --tokenizer folder or none with --init");
-  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer supports only characters");
+        "--add-tokens: with --init, expected a tokenizer directory or no --tokenizer");
+  fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: not supported with --tokenizer char");
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected comma-separated names");
 }
 
-TEST_F(BeginningTest, UsesSpareRowsFirst) {
+TEST_F(InitTest, NewTokensUseSpareEmbeddingRowsFirst) {
   make_base("--vocab 291");
   const std::vector<float> old = values("base/checkpoints/step-3/model.safetensors", "tokens.weight");
   tune("--init f --add-tokens '<a>' --ranks 1");
@@ -174,7 +174,7 @@ TEST_F(BeginningTest, UsesSpareRowsFirst) {
   EXPECT_TRUE(std::equal(old.begin(), old.end(), now.begin()));
 }
 
-TEST_F(BeginningTest, EndOptionSelectsEndToken) {
+TEST_F(InitTest, EndOptionSelectsEosToken) {
   make_base();
   std::string rows;
   for (int i = 0; i < 12; ++i) rows += "{\"prompt\": \"Line 7\", \"completion\": \" of it\"}\n";
@@ -199,22 +199,22 @@ TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
     EXPECT_EQ(Json::parse(files[file].get<std::string>())["eos_token"], "<x>") << file;
   fails("train --init out --data rows.jsonl --end '<|ends|>'", 2,
-        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds some), got '<|ends|>'; did you "
+        "--end: expected one of the tokenizer's 1 special tokens (--add-tokens adds more), got '<|ends|>'; did you "
         "mean '<|end|>'?");
   must("data text.txt --tokenizer out --out made");
   fails("train --init out --data made --add-tokens '<x>' --end '<x>'", 2,
-        "--end: the texts in the dataset made have a different end, or none; expected <|end|>");
+        "--end: the texts in the dataset made end with a different token, or with none; expected <|end|>");
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 
-TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
+TEST_F(InitTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   make_base();
   Json tokenizer = to_json("f/tokenizer.json");
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
   write("f/tokenizer.json", tokenizer.dump());
   expect_has(tune("--init f --ranks 2").err,
-             "the tokenizer has 291 tokens, but the embedding table only 290 rows; the data contain none of the "
-             "missing tokens");
+             "the tokenizer has 291 tokens, but the embedding table has only 290 rows; the data contain no token "
+             "without a row");
   for (const char* next : {"train --resume --out run --quiet --config run/config.toml --steps 2",
                            "checkpoint reshard run --out two --ranks 2 --tp 2", "generate run --prompt Line --tokens 3",
                            "train --init run --data text.txt --steps 1 --lr 0 --no-eval --out more"})
@@ -222,18 +222,18 @@ TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
   write("x.txt", "Line 1 of it\n<x> Line 2 of a text that is not short\n");
   write("x.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\", \"completion\": \"<x>\"}\n");
   must("data x.txt --tokenizer f --out made");
-  const std::string is = " token 290, '<x>', is outside the model's embedding of 290 rows";
+  const std::string is = " token 290, '<x>', is outside the model's embedding table of 290 rows";
   for (const char* command : {"train --init f --no-save --data ", "evaluate f --data "})
     for (const auto& [data, where] :
          {std::pair{"x.txt", "x.txt:"}, {"x.jsonl", "x.jsonl:2:"}, {"made", "x.txt:"}, {"text.txt=1,made=1", "x.txt:"}})
       fails(std::string(command) + data, 4, where + is);
   fails("generate f --prompt 'a<x>'", 2, "--prompt:" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
-        "--vocab: expected at least the tokenizer's 291, got 290");
+        "--vocab: expected at least the tokenizer's vocabulary size, 291, got 290");
 }
 
 // The table of learned positions stays complete; the context uses its first rows.
-TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
+TEST_F(InitTest, ShorterContextUsesFirstPositionEmbeddings) {
   train("--model gpt-nano --layers 2 --context 64 --tokenizer bytes --steps 3 --ranks 1 --no-eval --out base");
   must("checkpoint export base --out f");
   const std::vector<float> old = values("f/model.safetensors", "transformer.wpe.weight");
@@ -258,8 +258,9 @@ TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   // As many tokens as the context, independent of the size of the table.
   EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
-    fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, got 65");
-  fails("train --data text.txt --positions 32", 2, "--positions: expected at least one row for each of the 64 tokens");
+    fails("train --init " + from + " --data text.txt --context 65", 2,
+          "--context: expected 64, the value of the model, got 65");
+  fails("train --data text.txt --positions 32", 2, "--positions: expected at least 64 position embeddings (`context`)");
   fails("train --data text.txt --model llama-nano --positions 99", 2, "--positions: requires --family gpt2");
   must(
       "verify --layers 2 --heads 2 --channels 16 --context 16 --positions 64 --batch 4 --steps 2 --ranks 4 --tp 2 "

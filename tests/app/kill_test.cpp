@@ -84,7 +84,7 @@ void KillTest::kill_and_check(uint64_t k) {
   const double fraction = static_cast<double>(random_.below(1000000, k)) / 1e6;
   const bool at_start = k % kAtStart == 0;
   const int64_t before = newest_step();
-  const std::vector<std::string> leftovers = half_written();
+  const std::vector<std::string> leftovers = partial_files();
   const bool begun = fs::exists(path("run/config.toml"));
   const pid_t child =
       start(begun ? "train --resume --out run" : "train " + kSmall + options_ + "--save-every 1 --out run");
@@ -114,7 +114,7 @@ void KillTest::expect_words_about(int64_t newest, const std::vector<std::string>
   }
 }
 
-TEST_F(KillTest, RunKilledFiftyTimesIsBitwiseIdentical) {
+TEST_F(KillTest, RunKilledFiftyTimesMatchesUninterruptedRunBitwise) {
   const auto begin = Clock::now();
   measure();
   train(options_ + "--save-every 0 --out whole");
@@ -141,13 +141,13 @@ TEST_F(KillTest, RunKilledFiftyTimesIsBitwiseIdentical) {
              reached, Seconds(Clock::now() - begin).count());
 }
 
-TEST_F(KillTest, RunKilledBeforeFirstCheckpointRestarts) {
+TEST_F(KillTest, RunKilledBeforeFirstCheckpointStartsAgain) {
   train("--out whole");
   // Killed while it wrote config.toml, its first file: a new run can reuse the name.
   fs::create_directories(path("run"));
   write_file(path("run/config.toml.tmp-999999999"), "seed = ");
   train("--out run");
-  EXPECT_TRUE(half_written().empty());
+  EXPECT_TRUE(partial_files().empty());
   // Killed in its first steps: recorded steps are repeated.
   fs::remove_all(checkpoints());
   expect_has(must("train --resume --out run").err, "no checkpoint yet: starting at step 1");
@@ -296,7 +296,7 @@ void SoakTest::one_trial() {
   ASSERT_EQ(last.status, 0) << history_ << "\n" << last.err;
   const std::string newest = fmt::format("run/checkpoints/step-{}", kSoakSteps);
   ASSERT_TRUE(files(newest) == end) << "different bits" << history_ << "\n  finally: " << plan;
-  EXPECT_TRUE(half_written().empty()) << half_written().front() << history_;
+  EXPECT_TRUE(partial_files().empty()) << partial_files().front() << history_;
   fs::remove_all(path("run"));
   ++trials_;
 }

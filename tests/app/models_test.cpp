@@ -19,7 +19,7 @@ class ModelsTest : public ProgramTest {
   const std::string next_ = " --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --threads-per-rank 1 --out next ";
 };
 
-class ModelsInAndOutTest : public ModelsTest {
+class ImportExportTest : public ModelsTest {
  protected:
   // Creates a run "base" and its exported folder.
   void make_base(const std::string& more) const {
@@ -28,7 +28,7 @@ class ModelsInAndOutTest : public ModelsTest {
   }
 };
 
-TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
+TEST_F(ImportExportTest, ImportAndExportReproduceFilesBytewise) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     make_base("--qkv-bias --proj-bias --untied=false --dtype " + dtype);
     anew("checkpoint import folder --out imported");
@@ -42,7 +42,7 @@ TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
 }
 
 // Foreign keys are noted if they have no effect, otherwise rejected early.
-TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
+TEST_F(ImportExportTest, PrintsOneNoteForIgnoredConfigurationKeys) {
   make_base("--dtype bf16");
   const auto with = [&, plain = to_json("folder/config.json")](const Json& keys) {
     Json config = plain;
@@ -72,11 +72,12 @@ TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   must("checkpoint export folder --out more");
   EXPECT_EQ(to_json("more/config.json").at("sliding_window"), 8);
   EXPECT_EQ(compute_loss("more"), slides);
-  fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, got 4");
+  fails("train --init folder --window 4 --data text.txt --out run", 2,
+        "--window: expected 8, the value of the model, got 4");
 }
 
 // The initial loss of a run is the final loss of the run it starts from, for every source of weights and every plan.
-TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
+TEST_F(ImportExportTest, InitialLossMatchesFinalLossOfSourceRun) {
   make_base("--ranks 1");
   for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
     for (const char* plan :
@@ -88,7 +89,7 @@ TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
 
 // In bf16 the master weights also start from the model. All windows of a text of one letter are equal, so the loss of
 // the first batch equals the loss on the full text, before and after the step.
-TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
+TEST_F(ImportExportTest, InitialBf16LossMatchesSourceModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
   const double loss = compute_loss("base");
@@ -108,17 +109,17 @@ TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
     }
 }
 
-TEST_F(ModelsInAndOutTest, ResumesWithoutInitialModel) {
+TEST_F(ImportExportTest, ResumesAfterDeletionOfInitialModel) {
   make_base("--ranks 1");
   must(
       "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 --steps 4 --save-every 2 --keep 2 "
       "--out run");
   fs::remove_all(path("folder"));
-  expect_made_again("run/checkpoints/step-4", 2);
+  expect_same_checkpoint_after_resume("run/checkpoints/step-4", 2);
 }
 
 // A resharded run resumes under its layout and others, generates text, and can be resharded back to the original run.
-TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
+TEST_F(ImportExportTest, ReshardedRunMatchesOriginalRun) {
   must(base_ + "--ranks 2 --save-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::rename(path("base/checkpoints/step-5"), path("end"));
@@ -147,7 +148,7 @@ TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
 
 // Replicas have separate states; the checkpoint in the middle lies between the outer steps of both fragments, and so
 // does the validation after step 3.
-TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
+TEST_F(ImportExportTest, DilocoReplicasResumeFromReshardedCheckpoint) {
   must(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::remove_all(path("base/checkpoints/step-5"));
@@ -155,22 +156,23 @@ TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
   EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   must("train --resume --out parts --dp 2 --pp 1 --tp 1");
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
-  fails("checkpoint reshard base --out other --dp 4", 2,
-        "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, "
-        "got 4");
+  fails(
+      "checkpoint reshard base --out other --dp 4", 2,
+      "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of data ranks of the run, "
+      "got 4");
 }
 
-TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
+TEST_F(ImportExportTest, RejectsInvalidOptions) {
   make_base("");
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
-  fails("checkpoint export base", 2, "--out: expected a name");
-  fails("checkpoint export base --out folder", 6, "exists already");
-  fails("checkpoint import base --out imported", 4, "no config.json");
+  fails("checkpoint export base", 2, "--out: missing; expected a new directory");
+  fails("checkpoint export base --out folder", 6, "already exists");
+  fails("checkpoint import base --out imported", 4, "config.json is missing");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
-  fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, got 3");
-  fails("train --init base --model gpt2 --out run", 2, "--model: expected no --model with --init");
+  fails("train --init base --layers 3 --out run", 2, "--layers: expected 2, the value of the model, got 3");
+  fails("train --init base --model gpt2 --out run", 2, "--model: cannot be combined with --init");
   must("checkpoint import folder --out imported");
-  fails("train --resume --out imported", 2, "has no optimizer state; expected --init imported");
+  fails("train --resume --out imported", 2, "has no optimizer state; use --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);
   fails("checkpoint import folder --out other", 4, "model.safetensors");
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
@@ -199,7 +201,7 @@ class LoraTest : public ModelsTest {
       "--lora-alpha 4 --format json --out tuned ";
 };
 
-TEST_F(LoraTest, BaseKeepsItsBitsUnderEveryPlan) {
+TEST_F(LoraTest, BaseWeightsStayBitwiseIdenticalUnderEveryPlan) {
   must(base_);
   const Safetensors base = tensors("base/checkpoints/step-5");
   std::optional<double> first;
@@ -213,10 +215,10 @@ TEST_F(LoraTest, BaseKeepsItsBitsUnderEveryPlan) {
   }
 }
 
-TEST_F(LoraTest, ResumesAndExports) {
+TEST_F(LoraTest, AdaptedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
-  expect_made_again("tuned/checkpoints/step-6", 3);
+  expect_same_checkpoint_after_resume("tuned/checkpoints/step-6", 3);
   const std::string end = weights("tuned/checkpoints/step-6");
 
   must("checkpoint export tuned --out adapters");
@@ -246,12 +248,12 @@ TEST_F(LoraTest, ResumesAndExports) {
   must("checkpoint inspect adapters --base moved");
   anew("train --init adapters --base moved" + next_);
   fails("evaluate adapters --data text.txt", 4, "specify it with --base FOLDER");
-  fails("evaluate whole --base moved --data text.txt", 2, "--base: goes with adapters");
-  fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
+  fails("evaluate whole --base moved --data text.txt", 2, "--base: requires adapters");
+  fails("train --base moved --data text.txt --out run", 2, "--base: requires --init ADAPTERS");
 }
 
 // Adapters name the directory of their base model independent of the current directory, and reject any other model.
-TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
+TEST_F(LoraTest, AdaptersReferenceTheirBaseModel) {
   must(base_);
   must(tuned_ + "--ranks 1");
   for (const char* name : {"other", "other/base"}) fs::create_directory(path(name));
@@ -272,8 +274,8 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
     expect_has(read_file(path(run) / "config.toml"), "base-hash = \"" + hash("adapters") + "\"");
 
   must("train --resume --out tuned --steps 7 --init other/../base");
-  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
-  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, got other");
+  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned was started with ");
+  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same value, got other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
@@ -293,7 +295,7 @@ TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
 }
 
 // Adapters that differ between modules are merged into the weights for inference.
-TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
+TEST_F(LoraTest, MergesAdaptersOfSeveralTypes) {
   must(base_);
   must(tuned_ + "--ranks 1");
   must("checkpoint export tuned --out adapters");
@@ -333,16 +335,18 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
   must("checkpoint export tuned --out whole --merge");
   expect_has(run("checkpoint inspect whole").out, "block_sparse_moe.experts.3.w2.weight");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,up_proj --out run", 2,
-        "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), got 'up_proj'");
+        "--lora-targets: expected one or more of q_proj, k_proj, v_proj, o_proj (experts have no adapters), got "
+        "'up_proj'");
 }
 
 TEST_F(LoraTest, RejectsInvalidOptions) {
   must(base_);
-  fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");
-  fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: goes with --lora-rank");
+  fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: requires --init");
+  fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: requires --lora-rank");
   fails("train --init base --lora-rank 2 --lora-targets q_proj,c_attn --out run", 2, "got 'c_attn'");
-  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "got --dp-mode ps-async");
-  fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
+  fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2,
+        "--lora-rank: not supported with --dp-mode ps-async");
+  fails("checkpoint export base --merge --out whole", 2, "--merge: requires adapters");
   must(tuned_);
   fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");
   fails("train --resume --out tuned --lora-alpha 5", 2, "lora_scale");
@@ -365,7 +369,7 @@ class QuantizeTest : public ModelsTest {
       "--quantize nf4 --no-eval --out tuned ";
 };
 
-TEST_F(QuantizeTest, BaseHasSameBytesUnderEveryPlan) {
+TEST_F(QuantizeTest, QuantizedBaseIsIdenticalUnderEveryPlan) {
   must(base_);
   std::map<std::string, std::string> first;
   for (const char* plan : {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2 --sp", "--dp 1 --cp 2"}) {
@@ -383,12 +387,12 @@ TEST_F(QuantizeTest, BaseHasSameBytesUnderEveryPlan) {
   }
 }
 
-TEST_F(QuantizeTest, ResumesAndExports) {
+TEST_F(QuantizeTest, QuantizedRunsResumeAndExport) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
   fs::rename(path("base"), path("gone"));  // the run needs no other files
-  expect_made_again("tuned/checkpoints/step-4", 2);
+  expect_same_checkpoint_after_resume("tuned/checkpoints/step-4", 2);
   const double loss = compute_loss("tuned");
   EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
@@ -414,16 +418,17 @@ TEST_F(QuantizeTest, ResumesAndExports) {
 TEST_F(QuantizeTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --init base --data text.txt --quantize nf4 --out run", 2,
-        "--quantize: 4-bit weights are frozen; expected --lora-rank");
+        "--quantize: nf4 requires --lora-rank, because 4-bit weights are frozen");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
-        "--quantize-group: goes with --quantize gptq, got none");
+        "--quantize-group: requires --quantize gptq, got none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
         "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be sharded at multiples of 32 elements");
   must(tuned_);
   fails("train --resume --out tuned --quantize none", 2, "quantize");
-  fails("train --init tuned --data text.txt --quantize gptq --out run", 2, "--quantize: the model has nf4, got gptq");
+  fails("train --init tuned --data text.txt --quantize gptq --out run", 2,
+        "--quantize: expected nf4, the value of the model, got gptq");
 }
 
 // checkpoint quantize: a folder that every command reads bitwise identically, and one-line errors.
@@ -437,17 +442,17 @@ class GptqTest : public ModelsTest {
       "checkpoint quantize base --calibrate text.txt --windows 32 --group 16 --threads-per-rank 1 ";
 };
 
-TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
+TEST_F(GptqTest, EveryCommandReadsQuantizedModel) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
-  EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
+  EXPECT_EQ(made.out, "base quantized to small: 4-bit layers in groups of 16, by GPTQ\n");
   expect_has(made.err, "blocks.0.mlp.down.weight (32, 64): ");
   must("checkpoint quantize base --method rtn --group 16 --out rounded");
   const double before = compute_loss("base"), rounded = compute_loss("rounded"), small = compute_loss("small");
   EXPECT_LT(small - before, rounded - before);
   EXPECT_LT(fs::file_size(path("small/model.safetensors")),
             fs::file_size(path("base/checkpoints/step-40/model.safetensors")));
-  expect_has(run("checkpoint inspect small").out, "in 4 bits in groups of 16 (GPTQ)");
+  expect_has(run("checkpoint inspect small").out, "4-bit layers in groups of 16 (GPTQ)");
 
   // A run imported from it has the dequantized weights and computes the same results.
   must("checkpoint import small --out again");
@@ -458,12 +463,12 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
   // A group per row: layers with 32 and 64 inputs have one scale per row.
   for (const char* method : {"gptq", "rtn"}) {
     const Ran by_rows = anew(quantize_ + "--group -1 --out rows --method " + method);
-    expect_has(by_rows.out, ": layers in 4 bits in rows, by ");
+    expect_has(by_rows.out, ": 4-bit layers in rows, by ");
     EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
       EXPECT_TRUE(!t.name.ends_with(".scales") || t.shape[0] == 1) << t.name;
-    expect_has(run("checkpoint inspect rows").out, "in 4 bits in rows (GPTQ)");
+    expect_has(run("checkpoint inspect rows").out, "4-bit layers in rows (GPTQ)");
     EXPECT_GT(compute_loss("rows"), before);
   }
   must("train --init rows" + tune + "by-rows");
@@ -475,9 +480,9 @@ TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
 
 TEST_F(GptqTest, RejectsInvalidOptions) {
   must(base_);
-  fails("checkpoint quantize base --out other", 2, "--calibrate: expected a text");
+  fails("checkpoint quantize base --out other", 2, "--calibrate: required by --method gptq");
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
-  fails("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
+  fails("checkpoint quantize base --calibrate text.txt", 2, "--out: missing; expected a new directory");
   fails("checkpoint quantize base --calibrate text.txt --out other", 2,
         "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 128 (-1: full rows)");
   for (const char* none : {"0", "-2"})  // the later option takes precedence
@@ -485,7 +490,7 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
   fails(quantize_ + "--bits 3 --out other", 2, "--bits");
   fails(quantize_ + "--method awq --out other", 2, "--method");
   fails(quantize_ + "--windows 0 --out other", 2, "--windows");
-  fails(quantize_ + "--train-on all --out other", 2, "--train-on: goes with --calibrate FILE.jsonl");
+  fails(quantize_ + "--train-on all --out other", 2, "--train-on: requires --calibrate FILE.jsonl");
   train("--model llama-nano --tokenizer bytes --steps 1 --warmup 0 --ranks 1 --eval-every 0 --out narrow");
   fails("checkpoint quantize narrow --calibrate text.txt --group 16 --out other", 2,
         "GPTQ files require multiples of 32");
@@ -494,9 +499,9 @@ TEST_F(GptqTest, RejectsInvalidOptions) {
 
 // Training on examples.
 
-class TuningTest : public ModelsTest {
+class FineTuningTest : public ModelsTest {
  protected:
-  TuningTest() {
+  FineTuningTest() {
     std::ofstream file(path("sums.jsonl"));
     for (int i = 0; i < 60; ++i)
       file << fmt::format(R"({{"prompt": "{} and {} are ", "completion": "{}"}})", i, i % 7, i + i % 7) << "\n";
@@ -506,7 +511,7 @@ class TuningTest : public ModelsTest {
       "--data sums.jsonl --layers 2 --context 32 --batch 8 --microbatches 2 --lr 0.001 --tie-copies ";
 };
 
-TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
+TEST_F(FineTuningTest, CheckpointsMatchOneRankUnderEveryPlan) {
   for (const std::string more : {"", "--pack "}) {
     expect_has(anew(small_ + more + "--ranks 1 --out one").err, "54 examples");
     anew(small_ + more + "--pp 2 --dp 1 --out two");
@@ -515,7 +520,7 @@ TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
 }
 
 // If reductions have another order, losses are equal up to rounding.
-TEST_F(TuningTest, LossesMatchOneRank) {
+TEST_F(FineTuningTest, LossesMatchOneRank) {
   const auto last_loss = [&](const std::string& plan) {
     return anew(small_ + "--pack --format json --out run " + plan).last_record().at("loss").get<double>();
   };
@@ -524,18 +529,18 @@ TEST_F(TuningTest, LossesMatchOneRank) {
     EXPECT_NEAR(last_loss(plan), one, 1e-4 * one) << plan;
 }
 
-TEST_F(TuningTest, ResumesInTheSameOrder) {
+TEST_F(FineTuningTest, ResumesWithSameExampleOrder) {
   must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
-  expect_made_again("part/checkpoints/step-12", 10);
+  expect_same_checkpoint_after_resume("part/checkpoints/step-12", 10);
   EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 
-TEST_F(TuningTest, RejectsInvalidOptions) {
+TEST_F(FineTuningTest, RejectsInvalidOptions) {
   write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\"}\n");
   fails("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   fails("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");
-  fails("train --data text.txt --pack --out run", 2, "--pack: goes with --data FILE.jsonl");
+  fails("train --data text.txt --pack --out run", 2, "--pack: requires --data FILE.jsonl");
   fails(small_ + "--context 8 --out run", 4, "no token to train on");
   fails(small_ + "--dp-mode ps-async --ranks 2 --out run", 2, "--dp-mode");
   fails(small_ + "--template alpha --out run", 2, "--template");

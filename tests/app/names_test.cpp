@@ -146,7 +146,7 @@ TEST_F(DocsNames, NamesInCommentsExist) {
   }
 }
 
-TEST_F(DocsNames, FindsUnknownNames) {
+TEST_F(DocsNames, CheckDetectsUnknownNames) {
   for (const char* known :
        {"tests/app/names_test.cpp", "names_test.cpp", "DocsNames.NamesOnPagesExist", "$ ./tessera train --lr 1",
         "x --embed--> y", "ReduceOp.SUM", "metrics.jsonl", "--defect stale-part", "runs/a.txt", "parallel/NAME.cpp",
@@ -173,7 +173,7 @@ double busiest(const Args& plan, const Set& operations) {
 }
 
 // Bubble time or maximum number of micro-batches in flight, relative to 1f1b.
-double beside_1f1b(const std::string& name, int ranks, bool memory) {
+double ratio_to_1f1b(const std::string& name, int ranks, bool memory) {
   const auto measured = [&](const std::string& schedule) {
     const Simulation s = simulate(make_schedule(schedule, ranks, 6 * ranks));
     return memory ? std::ranges::max(s.in_flight) / static_cast<double>(s.schedule.chunks())
@@ -192,11 +192,11 @@ TEST(DocsRatios, MatchClosedFormsAndSchedules) {
       {strategies + "data-parallel.md", "three times from 2 to 4 ranks,", dp("4") / dp("2"), 3},
       {strategies + "data-parallel.md", "2.14 times from 8 to 16.", dp("16") / dp("8"), 2.14},
       {"docs/course.md", "The busiest rank of the tree sends a third more.", sums("tree") / sums("ring"), 4 / 3.0},
-      {strategies + "zero_bubble.md", "it waits a third as long as 1F1B.", beside_1f1b("zb-h1", 4, false), 1 / 3.0},
-      {strategies + "zero_bubble.md", "it has half of the memory,", beside_1f1b("v-min", 8, true), 0.5},
-      {strategies + "zero_bubble.md", "and waits 64% as long.", beside_1f1b("v-min", 8, false), 0.64},
-      {strategies + "zero_bubble.md", "it has 62% of the memory,", beside_1f1b("v-half", 8, true), 0.62},
-      {strategies + "zero_bubble.md", "and waits 52% as long.", beside_1f1b("v-half", 8, false), 0.52}};
+      {strategies + "zero_bubble.md", "it waits a third as long as 1F1B.", ratio_to_1f1b("zb-h1", 4, false), 1 / 3.0},
+      {strategies + "zero_bubble.md", "it has half of the memory,", ratio_to_1f1b("v-min", 8, true), 0.5},
+      {strategies + "zero_bubble.md", "and waits 64% as long.", ratio_to_1f1b("v-min", 8, false), 0.64},
+      {strategies + "zero_bubble.md", "it has 62% of the memory,", ratio_to_1f1b("v-half", 8, true), 0.62},
+      {strategies + "zero_bubble.md", "and waits 52% as long.", ratio_to_1f1b("v-half", 8, false), 0.52}};
   for (const auto& [page, statement, found, stated] : rows) {
     EXPECT_NE(read_file(fs::path(TESSERA_SOURCE_DIR) / page).find(statement), std::string::npos) << statement;
     EXPECT_NEAR(found, stated, 0.0051) << statement;

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-class OneRunTest : public ProgramTest {
+class RunDirectoryTest : public ProgramTest {
  protected:
   // Starts the run in "run" and waits for its first step.
   pid_t begun(const std::string& more) const {
@@ -27,11 +27,11 @@ class OneRunTest : public ProgramTest {
   }
 };
 
-TEST_F(OneRunTest, RejectsSecondLiveWriter) {
+TEST_F(RunDirectoryTest, RejectsSecondWriterOfLiveRun) {
   const pid_t child = begun("--save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
   fails("train --resume --out run", 2, owner);
-  fails("train " + kSmall + "--out run", 2, "already holds a run");
+  fails("train " + kSmall + "--out run", 2, "already contains a run");
   kill(child, SIGSTOP);
   fails("train --resume --out run", 2, owner);
   kill(child, SIGKILL);
@@ -40,7 +40,7 @@ TEST_F(OneRunTest, RejectsSecondLiveWriter) {
   must("train --resume --out run --steps 3 --warmup 1");
 }
 
-TEST_F(OneRunTest, MovedDirectoryEndsTheRun) {
+TEST_F(RunDirectoryTest, MovedDirectoryAbortsRun) {
   const pid_t child = begun("--save-every 5");
   fs::rename(path("run"), path("other"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
@@ -49,14 +49,14 @@ TEST_F(OneRunTest, MovedDirectoryEndsTheRun) {
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
 }
 
-TEST_F(OneRunTest, RemovedMetricsEndTheRun) {
+TEST_F(RunDirectoryTest, RemovedMetricsFileAbortsRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
-  expect_has(log(), "metrics.jsonl: it was removed, moved or replaced");
+  expect_has(log(), "metrics.jsonl: the file was removed, moved or replaced");
 }
 
-TEST_F(OneRunTest, DoesNotTouchReplacingRun) {
+TEST_F(RunDirectoryTest, DoesNotModifyReplacementDirectory) {
   const pid_t child = begun("--save-every 1000000");
   fs::rename(path("run"), path("other"));
   fs::create_directories(path("run/checkpoints/step-1"));
@@ -67,7 +67,7 @@ TEST_F(OneRunTest, DoesNotTouchReplacingRun) {
 }
 
 // The same ids with another alphabet; and the same training text with another ending.
-TEST_F(OneRunTest, RejectsOtherTextWithSameIds) {
+TEST_F(RunDirectoryTest, RejectsDifferentTextWithSameTokenIds) {
   train("--steps 4 --out run");
   const std::string text = read_file(path("text.txt")),
                     tokenizer = read_file(path("run/checkpoints/step-4/tokenizer.json"));
@@ -85,7 +85,7 @@ TEST_F(OneRunTest, RejectsOtherTextWithSameIds) {
   must("train --resume --out run --steps 8");
 }
 
-TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
+TEST_F(RunDirectoryTest, RetainsNewestAndBestCheckpoints) {
   train("--steps 60 --lr 0.5 --min-lr 0.5 --save-every 10 --eval-every 10 --keep 3 --out run");
   const std::optional<BestCheckpoint> best = best_checkpoint(checkpoints());
   ASSERT_TRUE(best);
@@ -102,13 +102,13 @@ TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
 }
 
 // The last update turns finite gradients into infinities, and no later loss would reveal it.
-TEST_F(OneRunTest, DoesNotSaveNonFiniteWeights) {
+TEST_F(RunDirectoryTest, DoesNotSaveNonFiniteWeights) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
   fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "contains inf or nan after the update");
   EXPECT_TRUE(!fs::exists(checkpoints()) || fs::is_empty(checkpoints()));
 }
 
-TEST_F(OneRunTest, SkipsNonFiniteCheckpoint) {
+TEST_F(RunDirectoryTest, ResumeSkipsNonFiniteCheckpoint) {
   train("--steps 8 --save-every 4 --out run");
   std::string bytes = weights("run/checkpoints/step-8");
   const uint32_t nan = 0x7fc00000;
@@ -120,7 +120,7 @@ TEST_F(OneRunTest, SkipsNonFiniteCheckpoint) {
 }
 
 // Every rank writes its shard while the next steps run; the file equals that of one rank.
-TEST_F(OneRunTest, BackgroundSavesMatchOneRank) {
+TEST_F(RunDirectoryTest, BackgroundCheckpointsMatchOneRank) {
   const std::string often = "--steps 40 --save-every 3 --keep 20 --microbatches 4 --layers 2 ";
   train(often + "--ranks 1 --tie-copies --out one");
   for (const char* plan :
@@ -132,12 +132,12 @@ TEST_F(OneRunTest, BackgroundSavesMatchOneRank) {
       EXPECT_TRUE(same) << plan << step;
       EXPECT_NO_THROW(open_checkpoint(path("run/" + name))) << plan << step;
     }
-    EXPECT_EQ(half_written(), std::vector<std::string>());
+    EXPECT_EQ(partial_files(), std::vector<std::string>());
   }
 }
 
 #if TESSERA_WITH_MPI
-TEST_F(OneRunTest, RankThatNeverStartsEndsTheJob) {
+TEST_F(RunDirectoryTest, UnstartedRankAbortsMpiJob) {
   const Ran r =
       run_program("mpirun", fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = "
                                         "0 || kill -STOP $$; exec {} train {} --timeout 2'",
@@ -146,7 +146,7 @@ TEST_F(OneRunTest, RankThatNeverStartsEndsTheJob) {
   expect_has(r.err, "tessera: [rank 0] MPI_Init: the other ranks did not arrive within 2 s");
 }
 
-TEST_F(OneRunTest, ReportsRankThatEndsBeforeMpiInit) {
+TEST_F(RunDirectoryTest, ReportsRankExitBeforeMpiInit) {
   const auto ran = [&](const std::string& first) {
     return run_program("mpirun",
                        fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c '{}; exec {} train {} --steps 2 "
@@ -156,14 +156,15 @@ TEST_F(OneRunTest, ReportsRankThatEndsBeforeMpiInit) {
   const Ran killed = ran("test $OMPI_COMM_WORLD_RANK = 0 || { sleep 1; kill -KILL $$; }");
   EXPECT_NE(killed.status, 0);
   expect_has(killed.err,
-             "tessera: [rank 0] MPI_Init: the launcher ends the job (SIGTERM); a rank may have ended before all began");
+             "tessera: [rank 0] MPI_Init: the launcher is terminating the job (SIGTERM); a rank may have exited before "
+             "all ranks started");
   const Ran few = ran("ulimit -n 16");
   EXPECT_EQ(few.status, 2);
-  expect_has(few.err, "[mpi] MPI needs at least 64 file descriptors, and `ulimit -n` is 16");
+  expect_has(few.err, "[mpi] MPI requires at least 64 file descriptors, but `ulimit -n` is 16");
   EXPECT_EQ(ran("ulimit -Sn 16").status, 0) << "a soft limit is raised";
 }
 
-TEST_F(OneRunTest, RejectsProcessesWithDifferentOptions) {
+TEST_F(RunDirectoryTest, RejectsProcessesWithDifferentOptions) {
   const std::string all = "train " + kSmall + "--out run ";
   const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {
     const auto ran = two_processes(first, second);
@@ -180,7 +181,7 @@ TEST_F(OneRunTest, RejectsProcessesWithDifferentOptions) {
   EXPECT_EQ(two_processes(all, all).status, 0);
 }
 
-TEST_F(OneRunTest, RejectsProcessesInDifferentDirectories) {
+TEST_F(RunDirectoryTest, RejectsProcessesInDifferentDirectories) {
   const std::string text = read_file(path("text.txt"));
   for (const std::string folder : {"a", "b"}) {
     fs::create_directories(path(folder));
@@ -192,7 +193,7 @@ TEST_F(OneRunTest, RejectsProcessesInDifferentDirectories) {
     EXPECT_EQ(ran.status, 2) << ran.err;
     expect_has(ran.err, words);
   };
-  refused("--out run", "folder of the run` is that of process");
+  refused("--out run", "run directory` is locked by process");
   std::string other = text;
   other[5] = other[5] == '1' ? '2' : '1';
   write("b/text.txt", other);
@@ -260,7 +261,7 @@ class SignalsTest : public ProgramTest {
   const std::string endless_ = "train " + kSmall + "--steps 100000000 --save-every 0 --eval-every 0 --out run ";
 };
 
-TEST_F(SignalsTest, EndEveryCommandWithoutLeftovers) {
+TEST_F(SignalsTest, TerminatedCommandsLeaveNoTemporaryFiles) {
   write_long_text();
   train("--out made-run --trace");
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
@@ -282,7 +283,7 @@ TEST_F(SignalsTest, EndEveryCommandWithoutLeftovers) {
   }
 }
 
-TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
+TEST_F(SignalsTest, SignalsStopValidationAndSaveCompletedSteps) {
   write_long_text();
   const std::string options = "train " + kSmall + "--data long.txt --batch 2 --save-every 0 --out run ";
   const std::function<bool()> saved = [&] { return exists("run/checkpoints/latest"); };
@@ -290,7 +291,7 @@ TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
                                     {"--steps 4 --eval-every 2", begun_},
                                     {"--steps 2 --ranks 2 --dp-mode ps-async", saved}}) {
     EXPECT_EQ(signalled(options + more, SIGTERM, ready), 143) << more;
-    expect_has(log(), "stopped in the validation after step 2, which was saved; tessera train --resume --out run");
+    expect_has(log(), "stopped during the validation after step 2, which was saved; tessera train --resume --out run");
     EXPECT_EQ(read_file(path("run/checkpoints/latest")), "step-2\n");
     expect_lacks(read_file(path("run/metrics.jsonl")), "eval");
     fs::remove_all(path("run"));
@@ -298,7 +299,7 @@ TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
 }
 
 // A run that was stopped before its validation makes it up.
-TEST_F(SignalsTest, ResumedRunRepeatsStoppedValidation) {
+TEST_F(SignalsTest, ResumedRunRepeatsInterruptedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
   const std::string all_records = read_file(path("run/metrics.jsonl"));
   fs::remove_all(path("run/checkpoints/step-12"));
@@ -309,7 +310,7 @@ TEST_F(SignalsTest, ResumedRunRepeatsStoppedValidation) {
   EXPECT_EQ(resumed.substr(0, after), all_records.substr(0, after));
 }
 
-TEST_F(SignalsTest, EachSavesTheRunAndIgnoredHangupDoesNot) {
+TEST_F(SignalsTest, SignalsSaveCheckpointExceptIgnoredHangup) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 143}}) {
     EXPECT_EQ(signalled(endless_, signal, begun_), status);
     EXPECT_GT(newest_step(), 0) << signal;
@@ -323,7 +324,7 @@ TEST_F(SignalsTest, EachSavesTheRunAndIgnoredHangupDoesNot) {
   EXPECT_EQ(wait_for_exit(child), 143);
 }
 
-TEST_F(SignalsTest, SigUsr1SavesAndContinues) {
+TEST_F(SignalsTest, SigUsr1SavesCheckpointAndContinues) {
   for (const char* more : {"", "--ranks 2", "--ranks 2 --zero 3", "--ranks 2 --dp-mode ps-async"}) {
     SCOPED_TRACE(more);
     const pid_t child = start(endless_ + more);
@@ -342,7 +343,7 @@ TEST_F(SignalsTest, SigUsr1SavesAndContinues) {
   EXPECT_EQ(signalled(endless_ + "--no-save", SIGTERM, [&] { return exists("run/metrics.jsonl"); }), 143);
 }
 
-TEST_F(SignalsTest, SecondSignalEndsTheRunImmediately) {
+TEST_F(SignalsTest, SecondSignalTerminatesRunImmediately) {
   // The single step takes long.
   const pid_t child = start(
       "train --data text.txt --layers 8 --heads 8 --channels 512 --context 512 --batch 64 --threads-per-rank 1 "
@@ -354,7 +355,7 @@ TEST_F(SignalsTest, SecondSignalEndsTheRunImmediately) {
 }
 
 // SIGKILL leaves no chance for a cleanup.
-TEST_F(SignalsTest, LaterProcessRemovesLeftoversOfKilledOne) {
+TEST_F(SignalsTest, NextProcessRemovesTemporaryFilesOfKilledProcess) {
   fs::create_directories(path("cache/datasets"));
   const pid_t dead = fork();
   if (dead == 0) {
@@ -406,10 +407,10 @@ TEST(FlightReport, RejectsInvalidRecords) {
     EXPECT_THROW(report::parse_flights(file, "flight.json"), InputError) << file;
 }
 
-using FlightOfRun = ProgramTest;
+using FlightRecordTest = ProgramTest;
 
 // The loss soon becomes NaN: every rank records the cause, and the report shows it.
-TEST_F(FlightOfRun, FailedRunWritesFlightRecord) {
+TEST_F(FlightRecordTest, FailedRunWritesFlightRecord) {
   fails("train " + kSmall + "--ranks 2 --lr 1e30 --steps 200 --out run", 5, "expected finite values");
   ASSERT_TRUE(fs::exists(path("run/flight.json")));
   expect_has(must("report run --format text").out, {"axis dp", "all_reduce"});
@@ -417,7 +418,7 @@ TEST_F(FlightOfRun, FailedRunWritesFlightRecord) {
   EXPECT_TRUE(fs::exists(path("run/report.html")));
 }
 
-TEST_F(FlightOfRun, SuccessfulRunWritesNoRecord) {
+TEST_F(FlightRecordTest, SuccessfulRunWritesNoFlightRecord) {
   const Ran r = train("--ranks 2 --format json --out run");
   EXPECT_FALSE(fs::exists(path("run/flight.json")));
   expect_has(r.out, "\"straggler\":null");

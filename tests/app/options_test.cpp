@@ -56,7 +56,7 @@ class ConfigTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
 };
 
-TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
+TEST(InitialModel, RandomizesOnlyNewAdapters) {
   ModelConfig config = *preset("llama-nano");
   config.vocab = 65;
   config.lora.rank = 2;
@@ -66,7 +66,7 @@ TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
     EXPECT_EQ(p->init.deviation > 0, p->name.ends_with(".lora_A.weight")) << p->name;
 }
 
-TEST(CommandLine, SetsGivenOptions) {
+TEST(CommandLine, ParsesOptionValues) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(std::tuple(o.model.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.run.out,
                        o.optim.seed),
@@ -95,13 +95,13 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   const std::string commands =
       "expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
   EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
-  EXPECT_EQ(message(""), "no command given; " + commands + " (tessera --help says more)");
+  EXPECT_EQ(message(""), "no command given; " + commands + " (see tessera --help)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message("train generate x"), "unexpected argument 'generate'");
   for (const std::string flag : {"--quiet", "--untied"})
     EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, got 'maybe'");
   EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, got 'caf\\xe9'");
-  EXPECT_EQ(message("data x --out ''"), "--out: expected a new folder, got ''");
+  EXPECT_EQ(message("data x --out ''"), "--out: expected a new directory, got ''");
   EXPECT_EQ(message("train extra"), "unexpected argument 'extra'");
   EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, got 'fp23'; did you mean 'fp32'?");
   EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, got 'GPU'; did you mean 'cuda'?");
@@ -126,7 +126,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
 }
 
 // Also in a build without CUDA and without a GPU: one line for every way to select the device.
-TEST_F(ConfigTest, RequiresAvailableDevice) {
+TEST_F(ConfigTest, RejectsUnavailableDevice) {
   for (const std::string& way :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
@@ -138,7 +138,7 @@ TEST_F(ConfigTest, RequiresAvailableDevice) {
 
 TEST(CommandLine, RejectsConflictingOptions) {
   EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), got 1");
-  EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; got no --out");
+  EXPECT_EQ(message("train --resume"), "--resume: requires --out DIR, the run to resume");
   EXPECT_EQ(message("train --model gpt2"), "");
 }
 
@@ -152,7 +152,7 @@ TEST(CommandLine, FalseFlagsHaveNoEffect) {
   EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // sets a size
 }
 
-TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
+TEST(CommandLine, RejectsModelsLargerThanRam) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
     expect_has(error_message([&] { check_minimum_memory(resolve(parsed_train(words))); }),
                "this machine has available");
@@ -161,7 +161,7 @@ TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
 }
 
 // A command line of all defaults printed by `describe` is equivalent to an empty one.
-TEST(CommandLine, DescribesEveryOption) {
+TEST(CommandLine, DescribeListsEveryOption) {
   const auto all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   std::map<std::string, Json> commands;
   for (const auto& c : all.at("commands")) commands[c.at("command")] = c;
@@ -192,7 +192,7 @@ TEST(CommandLine, DescribesEveryOption) {
 
 // The default of every option, or the bracketed defaults in its help. A changed default must also be changed in the
 // list.
-TEST(CommandLine, DefaultsMatchList) {
+TEST(CommandLine, DefaultsMatchReferenceList) {
   std::set<std::string> found, expected;
   const Json all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   for (const Json& c : all.at("commands"))
@@ -240,7 +240,7 @@ TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
   EXPECT_EQ(refused("train --lr 0.02 --min-lr 0.0201"), Messages{"--min-lr: expected at most --lr (0.02), got 0.0201"});
 }
 
-TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
+TEST(CommandLine, BenchPassesFlagsToGoogleBenchmark) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
   EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").args, (Messages{"--benchmark_filter=norm", "--v=1"}));
   EXPECT_TRUE(options("bench").args.empty());
@@ -248,7 +248,7 @@ TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
   EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.args == Messages{"--benchmark_filter=norm"});
 }
 
-TEST(CommandLine, PresetsSetSizes) {
+TEST(CommandLine, PresetsSetModelSizes) {
   const auto sizes = [](const std::string& words) {
     const ModelConfig s = resolve(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
@@ -258,7 +258,7 @@ TEST(CommandLine, PresetsSetSizes) {
   EXPECT_EQ(sizes("--model gpt2-xl --tokenizer bytes"), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
 }
 
-TEST_F(ConfigTest, OptionsOverrideConfiguration) {
+TEST_F(ConfigTest, OptionsOverrideConfigurationFile) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = parsed_train("--layers 3 --config " + path);
   EXPECT_EQ(std::tuple(o.model.layers, o.optim.lr, o.data.source), std::tuple(3, 1, "x.txt"));
@@ -267,7 +267,7 @@ TEST_F(ConfigTest, OptionsOverrideConfiguration) {
 TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
-      "--resume: expected a run that saves checkpoints, got --no-save as an option or in its config.toml";
+      "--resume: cannot be combined with --no-save (an option, or a key in the run's config.toml)";
   EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
   EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");
@@ -275,7 +275,7 @@ TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   EXPECT_EQ(message("verify --no-save"), "unknown option '--no-save'");
 }
 
-TEST_F(ConfigTest, RoundTrips) {
+TEST_F(ConfigTest, RoundTripsThroughToml) {
   TrainOptions o;
   o["layers"] = 7;
   o["lr"] = 0.1 + 0.2;
@@ -289,7 +289,7 @@ TEST_F(ConfigTest, RoundTrips) {
   EXPECT_EQ(back.data.source, o.data.source);
 }
 
-TEST_F(ConfigTest, ParsesStringsOfEveryKind) {
+TEST_F(ConfigTest, ParsesEveryTomlStringForm) {
   EXPECT_EQ(read("data = \"a\\\"[\"").data.source, "a\"[");
   EXPECT_EQ(read("data = 'a\\'  # [\n").data.source, "a\\");
   EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data.source, "a#b=c.d");
@@ -297,14 +297,14 @@ TEST_F(ConfigTest, ParsesStringsOfEveryKind) {
   EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data.source, "\u00e9\t\"\\");
 }
 
-TEST_F(ConfigTest, ParsesLinesOfAllForms) {
+TEST_F(ConfigTest, ParsesWhitespaceCommentsAndByteOrderMark) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
   EXPECT_EQ(std::tuple(o.model.layers, o.optim.lr, o.run.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
-TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
+TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
   const auto expect = [&](const std::string& text, const std::string& words) {
     expect_error(Status::usage, {words}, [&] { read(text); });
   };
@@ -321,7 +321,7 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
     expect(text, "c.toml:" + at + ": expected KEY = VALUE, got " + found);
   };
-  expect("layers = 2\nheads = 2\n\n layers = 2\n", "c.toml:4:2: expected unique keys, got layers twice");
+  expect("layers = 2\nheads = 2\n\n layers = 2\n", "c.toml:4:2: duplicate key layers");
   const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
                                                                      {"layers 2\n", "1:8", "'2'"},
                                                                      {" = 2\n", "1:2", "'= 2'"},
@@ -334,7 +334,7 @@ TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   std::string deep = "a";
   for (int i = 0; i < 300'000; ++i) deep += ".a";
   unexpected(deep + " = 1\n", "1:2", "'.a.a");
-  const std::string may = "; a value is one string, number, true or false";
+  const std::string may = "; expected a single string, number, true or false";
   unexpected("layers =\n", "1:9", "the end of the line" + may);
   for (const std::string value : {"[2]",      "{a = 1}",     "1979-05-27",  "07:32:00",
                                   "2\u00e9",  "1_000",       "0x10",        "+1",
@@ -378,7 +378,7 @@ TEST(AttentionChoice, RejectsUnavailableKernels) {
             "");  // on the CPU both options match the default behaviour
 }
 
-TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
+TEST(AttentionChoice, SelectsCudnnOnGpuIfBuiltWithCudnn) {
   EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
   EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
@@ -389,7 +389,7 @@ TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
 
-TEST(AttentionChoice, RunPrintsKernelsAndReason) {
+TEST(AttentionChoice, RunPrintsSelectedKernelsAndReason) {
   const auto expect = [](const Values& others, const std::string& why) {
     EXPECT_EQ(describe_attention(on_gpu(others)), "attention: custom kernels (" + why + ")");
   };
@@ -399,7 +399,7 @@ TEST(AttentionChoice, RunPrintsKernelsAndReason) {
   expect({{"dropout", "0.1"}}, "cuDNN kernels do not support dropout from the counter-based RNG");
 }
 
-TEST(AttentionChoice, ConfigurationStoresChoice) {
+TEST(AttentionChoice, ConfigurationStoresKernelChoice) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
   EXPECT_EQ(value_name(read.plan.attention), "own");
@@ -423,7 +423,7 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
 // Error messages: all errors at once, with the nearest valid value, and for files the option and the system's reason;
 // the default job.
 
-TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
+TEST(OptionErrors, PrintsAllCommandLineErrors) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
                       "--layers: expected a whole number in [1, 100000], got '0'",
@@ -435,20 +435,20 @@ TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
                       "--tp: expected a whole number in [1, 1024], got '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
             (Messages{"--vocab: expected a whole number in [256, 1000000000], got '1'",
-                      "--out: expected a new folder, got ''"}));
+                      "--out: expected a new directory, got ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
   EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, got none"});
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
 }
 
-TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
+TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
   for (const char* words :
        {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
-        "--microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6",
+        "--microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6",
         "--zero: 1 requires --dp-mode ddp, got ps-sync",
         "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
         "--min-lr: expected at most --lr (0.003), got 9"})
@@ -463,7 +463,7 @@ TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
   }
 }
 
-TEST(Mistakes, NameNearestValidValue) {
+TEST(OptionErrors, NameNearestValidValue) {
   const auto expect = [](const std::string& words, const std::string& nearest) {
     const Messages found = refused(words);
     ASSERT_EQ(found.size(), 1U) << nearest;
@@ -488,7 +488,7 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
             "tessera: --layers: expected a whole number in [1, 100000], got '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
-            "tessera: --microbatches: 5 do not divide a batch of 12; nearest valid value: 4 or 6\n"
+            "tessera: --microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6\n"
             "tessera: --heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4\n");
 }
 
@@ -531,14 +531,14 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   expect_has(bytes.out, "\\x");
 }
 
-TEST(CommandLine, HelpIsAlsoACommand) {
+TEST(CommandLine, HelpCommandMatchesHelpOption) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
   expect_has(text("help train"), default_job_args(default_job()));
 }
 
-TEST(DefaultJob, MatchesItsOptions) {
+TEST(DefaultJob, MatchesItsCommandLine) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
   EXPECT_EQ(config_values(parsed_train(default_job_args(job))), config_values(job)) << default_job_args(job);
@@ -558,7 +558,7 @@ TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   }
 }
 
-TEST_F(ProgramTest, ConfigurationFileMayChooseJob) {
+TEST_F(ProgramTest, ConfigurationFileOverridesDefaultJob) {
   write("a.toml", "channels = 64\n");
   write("b.toml", "steps = 7\n");
   EXPECT_FALSE(is_default_job(parsed_train("--config " + path("a.toml").string())));
@@ -573,7 +573,7 @@ TEST(TokenizerChoice, ParsesVocabularySize) {
     EXPECT_THROW(tokenizer_choice(wrong, "char", true), Error) << wrong;
 }
 
-TEST(Sentences, AreComplete) {
+TEST(SampleText, DropsIncompleteSentences) {
   EXPECT_EQ(complete_sentences("nd of it. She was there. He said so, and"), "She was there.");
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");

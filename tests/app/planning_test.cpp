@@ -45,7 +45,7 @@ void expect_plan(const Json& line) {
   EXPECT_TRUE(line["over"]["largest"].is_string());
 }
 
-TEST_F(PlanningTest, JsonHasEveryField) {
+TEST_F(PlanningTest, JsonContainsEveryField) {
   const std::vector<Json> all = lines(k7b_ + "--ranks 16 --top 5");
   ASSERT_GE(all.size(), 6U);
   double before = 0;
@@ -113,7 +113,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
   }
 }
 
-TEST_F(PlanningTest, PageIsSelfContained) {
+TEST_F(PlanningTest, HtmlPageIsSelfContained) {
   for (const std::string more : {"--ranks 8", "--ranks 16 --pp 4 --tp 2 --schedule zb-v",
                                  "--ranks 2 --dp 2 --tp 1 --pp 1 --cp 1 --microbatches 1 --zero 0 --recompute none"}) {
     must("plan " + k7b_ + more + " --memory 80 --html page.html");
@@ -125,14 +125,14 @@ TEST_F(PlanningTest, PageIsSelfContained) {
   }
 }
 
-TEST_F(PlanningTest, TextIsConcise) {
+TEST_F(PlanningTest, TextOutputIsConcise) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks on h100", "\nRecommended, number 1: ",
                      "\nAlternatives:\n", "\nWeakest assumption: ", "\nCommand:\n  tessera train --model llama2-7b "});
 }
 
-TEST_F(PlanningTest, NamesMissingSpaceIfNothingFits) {
+TEST_F(PlanningTest, NamesMissingGigabytesIfNoPlanFits) {
   const std::string words =
       "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
   fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
@@ -140,7 +140,7 @@ TEST_F(PlanningTest, NamesMissingSpaceIfNothingFits) {
   for (const Json& line : lines(words, 2)) expect_plan(line);
 }
 
-TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
+TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
   const std::string rest = R"("channels": 64, "heads": 2, "vocab": 100, "context": 64)";
   for (const auto& [name, layers] : {std::pair{"good", "2"}, {"negative", "-2"}, {"huge", "99999999999999999999"}})
     write(std::string(name) + ".json", fmt::format("{{\"layers\": {}, {}}}", layers, rest));
@@ -160,8 +160,8 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
     int status = 2;
   };
   const std::vector<Bad> table = {
-      {"plan --ranks 8", "--hardware: expected a100-40, "},
-      {"plan --hardware h100", "--ranks: expected the number of ranks"},
+      {"plan --ranks 8", "--hardware: missing; expected a100-40, "},
+      {"plan --hardware h100", "--ranks: missing; expected the number of ranks"},
       {nano + "--hardware h101", "h101"},
       {nano + "--hardware none.toml", "none.toml", 4},
       {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, got 0"},
@@ -170,13 +170,13 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
       {nano + "--hardware minus.toml", "minus.toml: peak_flops: expected more than 0"},
       {nano + "--hardware base.toml", "h1000"},
       {nano + "--hardware h100 --software fdsp", "fdsp"},
-      {h100 + "--model missing.json", "missing.json: model.vocab: expected a value, got none"},
+      {h100 + "--model missing.json", "missing.json: model.vocab: required, but missing"},
       {h100 + "--model unknown.json", "unknown.json: model.widht"},
       {h100 + "--model negative.json", "negative.json: "},
       {h100 + "--model torn.json", "torn.json", 4},
       {h100 + "--model huge.json", "huge.json", 4},
       {h100 + "--model nowhere.json", "nowhere.json", 4},
-      {h100 + "--model good.json --layers 3", "--layers: expected a named model"},
+      {h100 + "--model good.json --layers 3", "--layers: cannot be combined with --model"},
       {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
       {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
       {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},
@@ -186,11 +186,10 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
       {h100 + "--model gpt2 --memory nan", "--memory: expected a number"},
       {h100 + "--model gpt2 --memory 0", "--memory: expected a number"},
       {h100 + "--model gpt2 --top 0", "--top: expected a whole number"},
-      {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 does not divide into axes for"},
+      {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 cannot be factored into axes that fit"},
       {h100 + "--model gpt2 --tp 8", "--tp: 8 does not divide the 12 heads"},
-      {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide 8"},
-      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1",
-       "--ranks: pp 2 x dp 2 x cp 1 x tp 1 makes 4 ranks; expected 8"},
+      {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide the 8 ranks"},
+      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1", "--ranks: pp 2 x dp 2 x cp 1 x tp 1 is 4 ranks; expected 8"},
       {h100 + "--model gpt2 --microbatches 3", "--batch: "},
       {h100 + "--model gpt2 --schedule 2f2b", "--schedule: unknown schedule '2f2b'"},
       {h100 + "--model gpt2 --schedule plan.txt", "--schedule: expected a name"},
@@ -206,7 +205,7 @@ TEST_F(PlanningTest, RejectsInvalidInputOnOneLine) {
 
 // Resolution of axes, and one-line errors for invalid plans.
 
-TEST(Axes, FollowFromNumberOfRanks) {
+TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
     const Plan p = resolve(test::parsed_train("--backend threads " + words)).plan;
@@ -221,10 +220,10 @@ TEST(Axes, FollowFromNumberOfRanks) {
   for (const auto& [words, expected] : table) EXPECT_EQ(axes(words), expected) << words;
 }
 
-TEST(Plan, RejectsInvalidPlansOnOneLine) {
+TEST(Plan, RejectsInvalidPlansWithOneLineError) {
   const std::pair<const char*, const char*> refused[] = {
       {"--tp 3", "--tp: 3 does not divide the 4 heads; nearest valid value: 2 or 4"},
-      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
+      {"--ranks 8 --tp 3", "is 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
       {"--pp 8", "--pp: 8 ranks have 8 stages, more than the 4 layers"},
       {"--pp 4 --schedule zb-v", "4 ranks have 8 stages, more than the 4 layers"},
       {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},
@@ -248,7 +247,7 @@ TEST(Plan, RejectsInvalidPlansOnOneLine) {
 }
 
 // GPT-2's head costs as much as five of its blocks.
-TEST(SplitLayers, LastStageAccountsForHead) {
+TEST(SplitLayers, LastStageAccountsForCostOfHead) {
   Decoder gpt2({.layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50304});
   const std::vector<Range> stages = split_layers(gpt2, 4);
   std::vector<int64_t> sizes;

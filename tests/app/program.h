@@ -135,7 +135,8 @@ class ProgramTest : public testing::Test {
   std::string log() const { return read_file(path("err.txt")); }
   // Removes this checkpoint, the newest of its run, and expects the run to resume after `step`, an older one, and to
   // write identical files again.
-  void expect_made_again(const std::string& checkpoint, int64_t step, const std::string& more = "") const {
+  void expect_same_checkpoint_after_resume(const std::string& checkpoint, int64_t step,
+                                           const std::string& more = "") const {
     const std::string before = files(checkpoint);
     fs::remove_all(path(checkpoint));
     ASSERT_GT(step, 0) << "a restarted run does not test resuming";
@@ -213,7 +214,7 @@ class ProgramTest : public testing::Test {
   // The run in "run", which may be disturbed at any time.
   fs::path checkpoints() const { return path("run/checkpoints"); }
   // Names of incomplete files and directories, as printed by the program.
-  std::vector<std::string> half_written() const {
+  std::vector<std::string> partial_files() const {
     std::vector<std::string> out;
     for (const std::string folder : {"run", "run/checkpoints"}) {
       if (!fs::exists(path(folder))) continue;
@@ -263,7 +264,7 @@ class ProgramTest : public testing::Test {
   // Whether this process is saving, or was saving when it ended.
   bool saving(pid_t child) const {
     const std::string mark = fmt::format(".tmp-{}-", child);
-    const std::vector<std::string> names = half_written();
+    const std::vector<std::string> names = partial_files();
     return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
       return name.starts_with("run/checkpoints/") && name.find(mark) != std::string::npos;
     });

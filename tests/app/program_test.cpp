@@ -21,7 +21,7 @@ TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
   EXPECT_EQ(spins("OMP_WAIT_POLICY=passive"), "0");
 }
 
-TEST_F(ProgramTest, TrainedRunGenerates) {
+TEST_F(ProgramTest, TrainedRunGeneratesText) {
   const Ran r = train("--out run");
   expect_has(r.out, {"the validation loss is", "\nSample:"});
   for (const char* name : {"config.toml", "metrics.jsonl", "checkpoints/latest",
@@ -37,13 +37,13 @@ TEST_F(ProgramTest, TrainedRunGenerates) {
   fails("generate text.txt", 4, "text.txt");
 }
 
-TEST_F(ProgramTest, RejectsMoreThreadsThanOpenMpCanStart) {
+TEST_F(ProgramTest, RejectsOmpNumThreadsAboveLimit) {
   fails("verify --layers 1 --steps 1", 2, "OMP_NUM_THREADS: expected at most 1024 threads, got 100000",
         "OMP_NUM_THREADS=100000");
 }
 
 #ifdef __x86_64__
-TEST_F(ProgramTest, MaxCpuIsaLimitsKernelsAndLibrary) {
+TEST_F(ProgramTest, MaxCpuIsaLimitsInstructionSet) {
   fails("describe", 2, "TESSERA_MAX_CPU_ISA: expected avx2, avx512, avx512_bf16 or amx, got 'AVX9'",
         "TESSERA_MAX_CPU_ISA=AVX9");
   const Ran r = must("train " + kSmall + " --steps 1 --no-save --no-eval", "TESSERA_MAX_CPU_ISA=avx2");
@@ -51,7 +51,7 @@ TEST_F(ProgramTest, MaxCpuIsaLimitsKernelsAndLibrary) {
 }
 #endif
 
-TEST_F(ProgramTest, JsonHasDocumentedKeys) {
+TEST_F(ProgramTest, JsonContainsDocumentedKeys) {
   const Ran r = train("--out run --format json --eval-every 5 --quiet");
   EXPECT_EQ(r.err, "");
   EXPECT_EQ(r.out, read_file(path("run/metrics.jsonl")));
@@ -75,7 +75,7 @@ TEST_F(ProgramTest, JsonHasDocumentedKeys) {
   EXPECT_NEAR(losses.front(), std::log(31), 0.3);
 }
 
-TEST_F(ProgramTest, SeedDeterminesBits) {
+TEST_F(ProgramTest, SeedDeterminesWeightsBitwise) {
   for (const char* name : {"a", "b"}) train(fmt::format("--dropout 0.1 --out {}", name));
   train("--dropout 0.1 --out c --seed 2");
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("b/checkpoints/step-12"));
@@ -85,9 +85,10 @@ TEST_F(ProgramTest, SeedDeterminesBits) {
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("d/checkpoints/step-12"));
 }
 
-TEST_F(ProgramTest, ResumeRejectsOtherRunsAndSkipsDamage) {
+TEST_F(ProgramTest, ResumeRejectsDifferentOptionsAndSkipsDamagedCheckpoints) {
   train("--out run --save-every 5");
-  fails("train --resume --out run --seed 3 --layers 2", 2, "layers is 2 and was 1; seed is 3 and was 1337");
+  fails("train --resume --out run --seed 3 --layers 2", 2,
+        "layers is 2, but the checkpoint has 1; seed is 3, but the checkpoint has 1337");
   fails("train " + kSmall + " --out run", 2, "--resume");
   fails("train " + kSmall + " --out text.txt", 2, "text.txt");
   const fs::path file = path("run/checkpoints/step-12/model.safetensors");
@@ -99,7 +100,7 @@ TEST_F(ProgramTest, ResumeRejectsOtherRunsAndSkipsDamage) {
   fails("generate run/checkpoints/step-12", 4, "model.safetensors: size is 1000 bytes");
 }
 
-TEST_F(ProgramTest, RejectsInvalidDataBeforeWriting) {
+TEST_F(ProgramTest, RejectsInvalidDataBeforeWritingFiles) {
   write("empty.txt", "");
   write("one.txt", "x");
   write("nul.bin", std::string("abc\0def", 7));
@@ -113,17 +114,17 @@ TEST_F(ProgramTest, RejectsInvalidDataBeforeWriting) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(ProgramTest, UnwritableOutputIsStatus6) {
+TEST_F(ProgramTest, UnwritableOutputReturnsStatus6) {
   train("--out run");
   for (const std::string& arguments :
        {std::string("--help"), std::string("generate run --tokens 5 --prompt Line"), std::string("data text.txt"),
         std::string("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001"),
         "train " + kSmall + " --format json --out full"})
-    fails(arguments + " 2> err.txt > /dev/full #", 6, "cannot write standard output");
+    fails(arguments + " 2> err.txt > /dev/full #", 6, "cannot write to standard output");
   fails("train " + kSmall + " --out /proc/run", 6, "/proc/run");
 }
 
-TEST_F(ProgramTest, FinishedRunResumesWithoutSteps) {
+TEST_F(ProgramTest, ResumedFinishedRunTrainsNoSteps) {
   train("--out run");
   const std::string config = read_file(path("run/config.toml"));
   fails("train --resume --out run --steps 5", 2, "--steps: expected at least 12");
@@ -133,7 +134,7 @@ TEST_F(ProgramTest, FinishedRunResumesWithoutSteps) {
 }
 
 // Asynchronous runs have separate code for saving and validation.
-TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
+TEST_F(ProgramTest, TrainsWithoutCheckpointsAndValidation) {
   for (const std::string mode : {"", "--ranks 2 --dp-mode ps-async --servers 2 "}) {
     const Ran r = anew("train " + kSmall + mode + "--save-every 5 --eval-every 5 --no-save --no-eval --out run");
     expect_lacks(r.out, {"\nSample:", "validation loss"});
@@ -145,13 +146,13 @@ TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
     write("run/a.gguf", "GGUF");
     for (const char* const from : {"run", "run/a.gguf"})
       fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
-    fails("checkpoint import run --out x", 4, "expected a model folder; a.gguf is a GGUF model");
-    fails("report run", 4, "run: found no report.json");
-    fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, got --no-save");
+    fails("checkpoint import run --out x", 4, "expected a Hugging Face folder; a.gguf is a GGUF model");
+    fails("report run", 4, "run: report.json is missing");
+    fails("train --resume --out run", 2, "--resume: cannot be combined with --no-save");
   }
 }
 
-TEST_F(ProgramTest, NoSaveDoesNotChangeTheRun) {
+TEST_F(ProgramTest, NoSaveDoesNotAffectTraining) {
   const auto summary = [&](const std::string& options) { return train("--format json " + options).last_record(); };
   const Json saved = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
              bare = summary("--no-save --no-eval --trace --out bare");
@@ -165,7 +166,7 @@ TEST_F(ProgramTest, NoSaveDoesNotChangeTheRun) {
   EXPECT_FALSE(fs::exists(path("run/checkpoints")));
 }
 
-TEST_F(ProgramTest, ClosedOutputDoesNotStopRun) {
+TEST_F(ProgramTest, ClosedOutputDoesNotStopTraining) {
   must("train " + kSmall + " --out run --format json | head -1");
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-12")));
 }
@@ -202,10 +203,10 @@ TEST_F(LabTest, RejectsInvalidCommands) {
   fails("lab grade p1", 2, "use lab check to grade a file");
   fails("lab start p1 .", 2, "is not empty");
   fails("verify --placements none.txt", 4, "none.txt");
-  fails("verify --placements none.txt --tp 2", 2, "expected no plan options");
+  fails("verify --placements none.txt --tp 2", 2, "cannot be combined with plan options");
   fails("lab again", 2, "unexpected argument 'again'");
-  fails("lab check 2", 2, "expected N and DIR, or --all with a folder");
-  fails("lab check 2 --all empty", 2, "--all: expected no exercise, got '2'");
+  fails("lab check 2", 2, "expected N and DIR, or --all with a directory");
+  fails("lab check 2 --all empty", 2, "--all: cannot be combined with an exercise, got '2'");
   fails("lab check --all nowhere", 4, "nowhere is not a directory");
   fails("lab answer 2", 2, "no channel");
   fails("lab start 2 .", 2, "is not empty; expected a new or empty directory");
@@ -217,7 +218,7 @@ TEST_F(LabTest, RejectsInvalidCommands) {
   EXPECT_FALSE(fs::exists(path("a")));
 }
 
-TEST_F(LabTest, UnsolvedExerciseIsStatus1) {
+TEST_F(LabTest, UnsolvedExerciseReturnsStatus1) {
   fs::create_directory(path("mine"));
   must("lab start 7 mine");
   const Ran r = run("lab check 7 mine");
@@ -257,7 +258,7 @@ TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
           "cy     " +
           before.substr(4) + none +
           "     6\n"
-          "note: cy, p3: has the same seed as ada: one task was submitted twice\n");
+          "note: cy, p3: has the same seed as ada: the same task was submitted twice\n");
   expect_has(must("lab check --all class --format json").out,
              {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
               R"({"learner":"ada","puzzle":"column-row","number":3,"solved":true,"points":6,"of":6,"bounds":[)",
@@ -310,7 +311,7 @@ TEST_F(VerifyTextTest, ListsEveryOperationAndRank) {
   expect_match("simulated bubble fraction.*: 0\\.3333; formula 0\\.3333\n");
 }
 
-TEST_F(VerifyTextTest, OmitsPipelineWithoutStages) {
+TEST_F(VerifyTextTest, OmitsBubbleWithoutPipelineStages) {
   const std::string line = kProof + "--layers 1 --ranks 2";
   expect_lacks(must(line).out, "bubble");
   EXPECT_TRUE(Json::parse(must(line + " --format json").out)["bubble"].is_null());
@@ -318,7 +319,7 @@ TEST_F(VerifyTextTest, OmitsPipelineWithoutStages) {
 
 const std::string kOfDefects = kProof + "--layers 1 --dp 2 ";
 
-TEST_F(VerifyTextTest, PrintsFailedChecksAndCauseOfFault) {
+TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
   const std::string line = kOfDefects + "--defect missing-gradient-sum";
   const Ran json = run(line + " --format json");
   EXPECT_EQ(json.status, 1) << json.err;
@@ -339,7 +340,7 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndCauseOfFault) {
   expect_has(run(line + " --hide", "echo lost-call |").out, "\nWrong.\n");
 }
 
-TEST_F(VerifyTextTest, MarksFailuresConcisely) {
+TEST_F(VerifyTextTest, MarksFailedRowsConcisely) {
   const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
   EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
   const std::string broken =
@@ -353,7 +354,7 @@ TEST_F(VerifyTextTest, MarksFailuresConcisely) {
   expect_has(run(three + "--defect ring-order").out, ", within rounding error");
 }
 
-TEST_F(VerifyTextTest, RandomFaultIsReproducibleBySeed) {
+TEST_F(VerifyTextTest, RandomFaultIsReproducibleFromSeed) {
   const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
   const std::string words = "A random fault, reproducible with --seed ",
                     seed = once.substr(words.size(), once.find('.') - words.size());

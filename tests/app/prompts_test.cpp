@@ -31,7 +31,7 @@ class PromptsTest : public ProgramTest {
   }
 };
 
-TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
+TEST_F(PromptsTest, TextsBeginWithBosToken) {
   const Json rows = evaluate("rows.jsonl"), without = evaluate("rows.jsonl --no-bos");
   EXPECT_NEAR(rows.at("loss").get<double>(), 0.1736, 1e-3);
   EXPECT_EQ(rows.at("tokens"), 102);
@@ -43,11 +43,11 @@ TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
 }
 
 // The fixture has a context of 64 tokens, and "The moon" has at least three, including <s>.
-TEST_F(PromptsTest, ReportsTextBeyondContext) {
-  const std::string unread = "are ignored, because the context has 64\n";
+TEST_F(PromptsTest, ReportsTextLongerThanContext) {
+  const std::string unread = "are ignored, because the context length is 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
   expect_has(generate("--ignore-end --tokens 99").err,
-             "the text is longer than the context of 64 tokens: earlier tokens are ignored at the end\n");
+             "the text is longer than the context of 64 tokens; once it is full, the earliest tokens are ignored\n");
   std::string moons = "The moon";
   for (int i = 0; i < 70; ++i) moons += " moon";
   write("prompts.txt", "\uFEFFThe moon\r\n" + moons + "\r\n");
@@ -62,7 +62,7 @@ TEST_F(PromptsTest, ReportsTextBeyondContext) {
   expect_lacks(several.err, "prompt 1 has");
   EXPECT_EQ(parse_records(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
   write("prompts.txt", std::string("\xff\xfeT\0", 4));
-  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is text in UTF-16, which 'iconv -f UTF-16 -t UTF-8'");
+  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is UTF-16 text, which 'iconv -f UTF-16 -t UTF-8'");
 }
 
 TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
@@ -73,7 +73,7 @@ TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
 }
 
 // The fixture ends a text with </s>, token 1; any other token may be configured.
-TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
+TEST_F(PromptsTest, GenerationStopsAtEosTokensOfModel) {
   const Json complete = continued();
   EXPECT_EQ(complete.at("ended"), "end");
   say("bos/generation_config.json", "eos_token_id", 300);
@@ -87,16 +87,16 @@ TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
   EXPECT_EQ(continued(), complete) << "as set by the tokenizer";
 }
 
-TEST_F(PromptsTest, ListsOverriddenSettings) {
+TEST_F(PromptsTest, ListsOverriddenGenerationSettings) {
   expect_lacks(generate("").err, "overridden");
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
   expect_has(generate("--top-p 0.8").err,
-             "the model's generation settings, overridden by options: repetition_penalty 1.05\n");
+             "generation settings of the model that options override: repetition_penalty 1.05\n");
 }
 
 // The tokenizer may have more tokens than the model; only tokens that are used are rejected.
-TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
+TEST_F(PromptsTest, RejectsTokensOutsideEmbeddingTableOnlyIfUsed) {
   Json tokenizer = to_json("bos/tokenizer.json");
   Json token = tokenizer["added_tokens"][0];
   token["id"] = 400, token["content"] = "<pad>";
@@ -105,11 +105,11 @@ TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
   EXPECT_EQ(generate("").out, "The moon is a stone.\n");
   EXPECT_EQ(evaluate("rows.jsonl").at("tokens"), 102);
   fails("generate bos --special --prompt 'a<pad>'", 2,
-        "--prompt: token 400, '<pad>', is outside the model's embedding of 400 rows");
+        "--prompt: token 400, '<pad>', is outside the model's embedding table of 400 rows");
 }
 
 // Rows are independent of file name, compression and layout.
-TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
+TEST_F(PromptsTest, EvaluationIsIndependentOfFileNameAndFormat) {
   const Json expected = evaluate("rows.jsonl");
   const std::string rows = read_file(path("rows.jsonl"));
   for (const char* name : {"rows.ndjson", "rows.txt", "rows", "rows.json"}) {
@@ -123,18 +123,18 @@ TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
   write("mapped.jsonl", "{\"body\": \"The sea is salt.\"}\n");
   write("named.jsonl", "{\"text\": \"The sea is salt.\"}\n");
   EXPECT_EQ(evaluate("mapped.jsonl --map text=body"), evaluate("named.jsonl"));
-  fails("evaluate bos --data mapped.jsonl", 4, "got body; --map assigns these keys");
+  fails("evaluate bos --data mapped.jsonl", 4, "got body; --map assigns other names to these keys");
 }
 
 // The template of the training run is exported if the tokenizer has none.
-TEST_F(PromptsTest, ExportWritesTrainingTemplate) {
+TEST_F(PromptsTest, ExportWritesChatTemplateOfTraining) {
   must("train --init bos --data rows.jsonl --template chatml --steps 1 --batch 2 --threads-per-rank 1 --out tuned");
   must("checkpoint export tuned --out exported");
   expect_has(read_file(path("exported/chat_template.jinja")), "<|im_start|>");
 }
 
 // End token ids are written to all relevant files, null if there is none, since a missing key means a default id.
-TEST_F(PromptsTest, ExportWritesEndTokens) {
+TEST_F(PromptsTest, ExportWritesEosTokens) {
   const std::string reply = generate("").out;
   must("checkpoint import bos --out imported");
   must("checkpoint export imported --out exported");
@@ -176,7 +176,7 @@ TEST_F(PromptsTest, ExportAvoidsQwen2TokenizerSubstitution) {
 }
 
 // A SentencePiece file, the only tokenizer of some older folders.
-TEST_F(PromptsTest, NamesSentencePieceTokenizer) {
+TEST_F(PromptsTest, ErrorNamesSentencePieceTokenizer) {
   fs::remove(path("bos/tokenizer.json"));
   fails("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   write("bos/tokenizer.model", "\n\x0e\n\x05<unk>");
@@ -226,7 +226,7 @@ class ChatTest : public ProgramTest {
   }
 };
 
-TEST_F(ChatTest, UsesTemplateOfModel) {
+TEST_F(ChatTest, UsesChatTemplateOfModel) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
   EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n");
@@ -239,11 +239,11 @@ TEST_F(ChatTest, UsesTemplateOfModel) {
         << plan;
   EXPECT_EQ(reply("--chat", "true |"), "");
   EXPECT_EQ(reply("--template auto --special --prompt 'snow?'"), "white.\n");
-  fails("generate tuned --chat --prompt x", 2, "--chat: reads its turns from standard input");
+  fails("generate tuned --chat --prompt x", 2, "--chat: reads the conversation from standard input");
 }
 
 // Unknown templates are rejected before the first turn; a template that raises ends the conversation.
-TEST_F(ChatTest, RejectsInvalidTemplateOnOneLine) {
+TEST_F(ChatTest, RejectsInvalidTemplateWithOneLineError) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
   must("checkpoint export tuned --out folder");
@@ -301,7 +301,7 @@ TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
 }
 
 // A tokenizer whose template ends a turn with another token than its end of text, as is common for base models.
-TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
+TEST_F(ChatTest, ExportedModelStopsAtTurnEndOfTemplate) {
   std::string jinja = kOwn;
   jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
   make_tokenizer(jinja, "<|im_start|>");
@@ -318,7 +318,7 @@ TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
 }
 
 // A run trained with another template than its tokenizer's uses and exports that template.
-TEST_F(ChatTest, ExportsLearntTemplate) {
+TEST_F(ChatTest, ExportsTrainingTemplate) {
   make_tokenizer("{{ messages[-1].content }} is");
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(reply("--template auto --prompt 'snow?'"), "white.\n");
@@ -326,18 +326,18 @@ TEST_F(ChatTest, ExportsLearntTemplate) {
   EXPECT_EQ(reply("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
   // Alpaca has no Jinja template, so the folder's template differs from the training template, which is reported.
   tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
-  expect_has(must("checkpoint export other --out again").err, "differs from that of the training");
+  expect_has(must("checkpoint export other --out again").err, "differs from the one used in training");
 }
 
 // The character tokenizer has no x either, which was once used to find the end of an answer.
-TEST_F(ChatTest, TextMarkerEndsTurn) {
+TEST_F(ChatTest, MultiTokenMarkerEndsTurn) {
   for (const std::string kind : {"bytes", "char"}) {
     tune("--tokenizer " + kind + " --template chatml --context 128");
     test::expect_values(Json::parse(reply("--template chatml --prompt 'snow?' --format json")),
                         {{"text", "white."}, {"ended", "stop"}}, kind);
     // Exported folders have an equivalent Jinja template.
     expect_has(anew("checkpoint export tuned --out folder").err,
-               "a turn ends with the text <|im_end|>, which is not one token");
+               "a turn ends with the text <|im_end|>, which is not a single token");
     EXPECT_EQ(reply("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
   }
 }

@@ -18,7 +18,7 @@ class RanksTest : public ProgramTest {
   }
 };
 
-TEST_F(RanksTest, InterruptedRunResumesToSameBits) {
+TEST_F(RanksTest, InterruptedRunMatchesUninterruptedRunBitwise) {
   const std::string settings = kSmall + "--steps 300 --eval-every 0 --save-every 0 --dropout 0.1 ";
   std::map<int, std::string> ends;
   for (const int ranks : {2, 4}) {
@@ -38,14 +38,14 @@ TEST_F(RanksTest, InterruptedRunResumesToSameBits) {
       const int64_t step = newest_step();
       EXPECT_GT(step, 0);
       expect_has(log(), fmt::format("stopped after step {};", step));
-      EXPECT_TRUE(half_written().empty());
+      EXPECT_TRUE(partial_files().empty());
       must("train --resume --out run");
       EXPECT_TRUE(files("run/checkpoints/step-300") == ends[ranks]);
       fs::remove_all(path("run"));
     }
 }
 
-TEST_F(RanksTest, NonFiniteLossIsOneLineAndStatus5) {
+TEST_F(RanksTest, NonFiniteLossReturnsStatus5WithOneLineError) {
   const std::string settings = kSmall + "--quiet --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50 ";
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite values");
@@ -53,17 +53,17 @@ TEST_F(RanksTest, NonFiniteLossIsOneLineAndStatus5) {
   });
 }
 
-TEST_F(RanksTest, UnwritableCheckpointIsOneLineAndStatus6) {
+TEST_F(RanksTest, UnwritableCheckpointReturnsStatus6WithOneLineError) {
   train("--out first");  // caches the dataset
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
-    EXPECT_TRUE(half_written().empty()) << plan;
+    EXPECT_TRUE(partial_files().empty()) << plan;
   });
 }
 
 // Threads and processes write the same file. A resumed run continues counting steps and reports a step that was
 // completed before.
-TEST_F(RanksTest, WritesDumpFile) {
+TEST_F(RanksTest, ThreadsAndProcessesWriteSameDump) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
   expect_has(must(words + "--out threads").err, "wrote the dump of step 3");
   const std::string dumped = read_file(path("threads" + file));
@@ -75,27 +75,27 @@ TEST_F(RanksTest, WritesDumpFile) {
   must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
   must("train --resume --out resumed --steps 4 --dump 3");
   EXPECT_EQ(read_file(path("resumed" + file)).size(), dumped.size());
-  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was completed before");
+  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was already completed");
   must("verify --layers 2 --channels 16 --steps 2 --pp 2 --vocab 40 --dump 2");
   EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
 }
 
-TEST_F(RanksTest, RejectsInvalidDumpOnOneLine) {
+TEST_F(RanksTest, RejectsInvalidDumpWithOneLineError) {
   const auto refused = [&](const std::string& words, const std::string& why) {
     fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
   };
-  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected ranks with synchronized steps, got --dp-mode");
+  refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected synchronized steps, got --dp-mode");
   refused("--ranks 2 --dp-mode ps-async --dump 1", "got --dp-mode ps-async");
   refused("--dump 13", "--dump: expected one of the 12 --steps, got 13");
   fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, got 4");
   fails_in_one_line("train " + kSmall + "--quiet --ranks 2 --dump 2 --out run", 6, "run/dump_2.safetensors",
                     "ulimit -f 20;");
-  EXPECT_TRUE(half_written().empty());
+  EXPECT_TRUE(partial_files().empty());
   EXPECT_FALSE(fs::exists(path("run/dump_2.safetensors")));
 }
 
-TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
+TEST_F(RanksTest, InvalidPlansReturnStatus2WithOneLineError) {
   const auto refused = [&](const std::string& plan, const std::string& words) {
     fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
@@ -107,12 +107,12 @@ TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], got '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], got '4'");
   refused("--servers 9",
-          "--servers: goes with --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
+          "--servers: requires --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
   refused("--dp-mode ps-sync --staleness 2",
-          "--staleness: goes with --dp-mode ps-async, got ps-sync; nearest valid value: 1");
-  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, got ddp; nearest valid value: 0.7");
-  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, got 5");
-  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
+          "--staleness: requires --dp-mode ps-async, got ps-sync; nearest valid value: 1");
+  refused("--outer-lr 0.5", "--outer-lr: requires --dp-mode diloco, got ddp; nearest valid value: 0.7");
+  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the number of ranks, 4, got 5");
+  refused("--dp 3 --ranks 2", "is 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 requires --dp-mode ddp, got ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 requires --dp-mode ddp, got dataparallel");
   refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync reduces on one rank, in rank order");
@@ -127,23 +127,23 @@ const std::string kAccumulate =
     "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 --threads-per-rank 1 "
     "--out run";
 
-TEST_F(Memory, ChecksAllRanksBeforeTheRun) {
+TEST_F(Memory, CheckCoversAllRanksBeforeTraining) {
   fails(kAccumulate + " --ranks 4", 2, "4 ranks on this host need", "ulimit -v 1000000;");
   expect_has(log(), {"nearest configuration that fits: --microbatches", "activations"});
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(Memory, IncludesOracle) {
+TEST_F(Memory, CheckIncludesOracle) {
   fails("verify --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --ranks 2 --steps 1", 2,
         "2 ranks on this host need", "ulimit -v 500000;");
 }
 
 // Four arenas under a limit, half of which the first one once took.
-TEST_F(Memory, RanksShareLimit) {
+TEST_F(Memory, RanksShareAddressSpaceLimit) {
   must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }
 
-TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
+TEST_F(Memory, RejectsExcessiveSizesInCheckpoint) {
   train("--steps 2 --out run");
   write("run/config.toml",
         std::regex_replace(read_file(path("run/config.toml")), std::regex("layers = 1"), "layers = 99999"));
@@ -151,10 +151,10 @@ TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
   expect_has(log(), "model.safetensors");
 }
 
-TEST_F(Memory, ReportsThreadsThatCannotStart) {
+TEST_F(Memory, ReportsFailureToStartThreads) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB per thread
-  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "more threads cannot be started",
-        limits);
+  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2,
+        "; reduce --ranks or --threads-per-rank, or raise the limit", limits);
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
@@ -178,12 +178,14 @@ class ResumeLayoutsTest : public ProgramTest {
       SCOPED_TRACE(settings + ": " + plans[p]);
       ASSERT_TRUE(ended(settings, plans[p]) == reference);
       for (const size_t away : {1, 3})
-        expect_made_again("run/checkpoints/step-12", 8, " " + test::kNoPlan + plans[(p + away) % plans.size()]);
+        expect_same_checkpoint_after_resume("run/checkpoints/step-12", 8,
+                                            " " + test::kNoPlan + plans[(p + away) % plans.size()]);
       ASSERT_FALSE(HasFailure());
     }
   }
   // Reading and saving the first plan's final checkpoint under every other plan does not change it.
-  void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
+  void expect_same_after_layouts(const std::string& settings, const std::string& first,
+                                 const test::Plans& plans) const {
     const std::string reference = ended(settings, first);
     for (const std::string& plan : plans) {
       must("train --resume --out run " + test::kNoPlan + plan);
@@ -192,31 +194,31 @@ class ResumeLayoutsTest : public ProgramTest {
   }
 };
 
-TEST_F(ResumeLayoutsTest, TwoBatchParts) { expect_one_run("", test::kTwoParts); }
-TEST_F(ResumeLayoutsTest, TwoBatchPartsInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
-TEST_F(ResumeLayoutsTest, FourSequentialBatchParts) { expect_one_run("--dtype bf16", test::kFourInARow); }
-TEST_F(ResumeLayoutsTest, TwoPairsOfBatchParts) { expect_one_run("", test::kTwoPairs); }
+TEST_F(ResumeLayoutsTest, TwoBatchShardsMatchOneRun) { expect_one_run("", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, TwoBatchShardsMatchOneRunInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, FourSequentialBatchShardsMatchOneRun) { expect_one_run("--dtype bf16", test::kFourInARow); }
+TEST_F(ResumeLayoutsTest, TwoPairsOfBatchShardsMatchOneRun) { expect_one_run("", test::kTwoPairs); }
 
 // Four layers and heads, so that they can be partitioned.
 const std::string kFour = "--layers 4 --heads 4 ";
-TEST_F(ResumeLayoutsTest, UndividedBatch) { expect_one_run(kFour, test::kOnePart); }
-TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, test::kPipelines); }
-TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
+TEST_F(ResumeLayoutsTest, UnshardedBatchMatchesOneRun) { expect_one_run(kFour, test::kOnePart); }
+TEST_F(ResumeLayoutsTest, PipelinesMatchOneRun) { expect_one_run(kFour, test::kPipelines); }
+TEST_F(ResumeLayoutsTest, PipelinesMatchOneRunInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
 
 // Unchanged after resharding through all kinds of layouts.
-TEST_F(ResumeLayoutsTest, EveryLayoutRoundTripsCheckpoints) {
+TEST_F(ResumeLayoutsTest, ReshardingThroughEveryLayoutPreservesCheckpoint) {
   for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
-    expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);
+    expect_same_after_layouts(kFour + settings, "--ranks 1", test::kLayouts);
 }
 
 // Nothing is trained, but everything is saved again.
-TEST_F(ResumeLayoutsTest, FinishedRunSavesIdenticalCheckpoint) {
+TEST_F(ResumeLayoutsTest, ResumedFinishedRunSavesIdenticalCheckpoint) {
   for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""})
-    expect_same_through(settings, test::kTwoParts[0], test::kTwoParts);
+    expect_same_after_layouts(settings, test::kTwoParts[0], test::kTwoParts);
 }
 
 // SGD exposes wrong gradient scales, unlike Adam.
-TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesRanks) {
+TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesDataRanks) {
   const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";
   for (const char* momentum : {"0", "0.9"}) {
     const std::string settings = sgd + momentum;
@@ -229,7 +231,7 @@ TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesRanks) {
   }
 }
 
-TEST_F(ResumeLayoutsTest, ResumesSgdRuns) {
+TEST_F(ResumeLayoutsTest, SgdMatchesOneRun) {
   expect_one_run("--optimizer sgd --lr 0.1 --momentum 0.9 --dtype bf16",
                  {"--ranks 2 --zero 3", "--ranks 1 --microbatches 2", "--ranks 2 --dp-mode ps-sync", "--ranks 2"});
 }

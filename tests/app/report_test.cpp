@@ -51,7 +51,7 @@ void expect_figures(const std::string& html, const std::string& text, const Json
   }
 }
 
-TEST_F(ReportTest, EveryPlanRecordsReportableTimeline) {
+TEST_F(ReportTest, EveryPlanRecordsCompleteTimeline) {
   for (const auto& [options, ranks, schedule] : kPlans) {
     SCOPED_TRACE(options);
     train_with_trace(options);
@@ -104,7 +104,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
 }
 
 // A pass through all layers is one action; its activations are visible layer by layer.
-TEST_F(ReportTest, ActivationsAccumulateWithinPass) {
+TEST_F(ReportTest, ActivationBytesGrowWithinPass) {
   train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
   double begin = 0, end = 0;
@@ -132,21 +132,21 @@ TEST_F(ReportTest, InterruptedRunWritesTimeline) {
   const std::string endless = "train " + kTiny + "--trace --steps 100000000 --eval-every 0 --ranks 2 --out run";
   EXPECT_EQ(interrupted(endless, SIGINT), 130);
   must("report run");
-  EXPECT_TRUE(half_written().empty());
+  EXPECT_TRUE(partial_files().empty());
 }
 
 TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
   must("train " + kTiny + "--out run");
   EXPECT_FALSE(fs::exists(path("run/trace.json")) || fs::exists(path("run/report.json")));
-  fails("report run", 4, "run: found no report.json; train with --trace to record it");
+  fails("report run", 4, "run: report.json is missing; train with --trace to record it");
   fails("report nowhere", 4, "nowhere: no such directory");
   fails("report nowhere --format text", 4, "nowhere: no such directory");
   fails("report run --format pdf", 2, "--format: expected html, text, got 'pdf'");
-  fails("report run --format text --out page.html", 2, "--out: expected no file with --format text");
+  fails("report run --format text --out page.html", 2, "--out: cannot be combined with --format text");
   fails("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
 
-TEST_F(ReportTest, ReportsDamagedFileOnOneLine) {
+TEST_F(ReportTest, RejectsDamagedFileWithOneLineError) {
   train_with_trace("--pp 2 --dp 1 --microbatches 2");
   fails("report run --out nowhere/x.html", 6, "nowhere/x.html");
   const auto expect_refused = [&](const std::string& file, const std::string& from, const std::string& to) {
@@ -198,7 +198,7 @@ void expect_figure(const std::string& svg) {
     EXPECT_EQ(count(svg, none), 0U) << none;
 }
 
-TEST(Figures, SchedulesShareOneScale) {
+TEST(Figures, SchedulesShareOneTimeScale) {
   const Args plan = {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}};
   const std::string svg = render_svg("pipeline", plan);
   expect_figure(svg);
@@ -211,7 +211,7 @@ TEST(Figures, SchedulesShareOneScale) {
   EXPECT_EQ(svg, render_svg("pipeline", plan));
 }
 
-TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
+TEST(Figures, PlannedMemoryAndTrafficMatchClosedForms) {
   const Args plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
@@ -238,7 +238,7 @@ TEST(Figures, RejectsInvalidRequests) {
       {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "--tp"},
-      {"bytes", {{"dp-mode", "ps-async"}}, "only known from a run"}};
+      {"bytes", {{"dp-mode", "ps-async"}}, "known only from a run"}};
   for (const auto& [name, words, why] : table)
     expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
 }
@@ -273,7 +273,7 @@ Record two_ranks() {
   return r;
 }
 
-TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
+TEST(Exposure, SeparatesWaitingTransferAndOverlappedTime) {
   const Record r = two_ranks();
   const auto found = report::exposures(r, report::median_step(r));
   ASSERT_TRUE(found && found->size() == 2);
@@ -291,7 +291,7 @@ TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
 }
 
 // Four data ranks with experts sharded over 0, 1 and over 2, 3: ranks 1 and 3 are late, and 3 later than 1.
-TEST(Exposure, RanksWaitForTheirGroup) {
+TEST(Exposure, RanksWaitOnlyForTheirGroup) {
   Record r = two_ranks();
   const auto waiting = [&](const char* axis) {
     r.ranks.clear();
@@ -337,19 +337,19 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
     const size_t at = of.find("\n  " + name);
     return at == std::string::npos ? "no row" : of.substr(at + 45, of.find('\n', at + 1) - at - 45);
   };
-  EXPECT_EQ(row(text, "median of the run"), "        100.000 ms         50.000 ms         -50.0%");
-  EXPECT_EQ(row(text, "a quarter of its steps is faster"), "         90.000 ms         45.000 ms         -50.0%");
+  EXPECT_EQ(row(text, "median over the run"), "        100.000 ms         50.000 ms         -50.0%");
+  EXPECT_EQ(row(text, "25th percentile"), "         90.000 ms         45.000 ms         -50.0%");
   EXPECT_EQ(row(text, "zero"), "                 0                 1               ");
   EXPECT_EQ(row(text, "dp  "), "no row");  // equal in both runs
-  EXPECT_LT(text.find("options that differ"), text.find("a step\n"));
+  EXPECT_LT(text.find("options that differ"), text.find("step time\n"));
   EXPECT_EQ(row(text, "exposed "), "         20.000 ms         20.000 ms           same");
   EXPECT_EQ(row(text, "- waiting for other ranks "), "          5.000 ms          5.000 ms           same");
-  EXPECT_EQ(row(text, "hidden behind computing, of the step"), "             15.0%             15.0%           same");
+  EXPECT_EQ(row(text, "hidden behind computation, of the step"), "             15.0%             15.0%           same");
   EXPECT_EQ(row(text, "dp all_reduce"), "               200               200           same");
-  EXPECT_EQ(row(text, "all at once"), "               101               101           same");
-  EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
-  EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
-  expect_has(text, "b has 3 steps and a 2: losses are compared at the last common step");
+  EXPECT_EQ(row(text, "peak"), "               101               101           same");
+  EXPECT_EQ(row(text, "at step 2"), "            3.2500            3.2500           same");
+  EXPECT_EQ(row(text, "final"), "            3.2500            3.0000        -0.2500");
+  expect_has(text, "b has 3 steps and a has 2: losses are compared at the last common step");
   test::expect_page(report::compare_to_text(a, longer, true));
 
   Record bare = report::parse_metrics(
@@ -360,11 +360,11 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   EXPECT_EQ(bare.options, (std::map<std::string, std::string>{{"dp", "2"}, {"dp-mode", "\"ddp\""}}));
   bare.label = "bare";
   const std::string other = report::compare_to_text(bare, a, false);
-  EXPECT_EQ(row(other, "median of the run"), "         80.000 ms        100.000 ms         +25.0%");
+  EXPECT_EQ(row(other, "median over the run"), "         80.000 ms        100.000 ms         +25.0%");
   EXPECT_EQ(row(other, "exposed "), "                 -         20.000 ms               ");
   EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
-  EXPECT_EQ(row(other, "all at once"), "                 9               101       +1022.2%");
-  EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
+  EXPECT_EQ(row(other, "peak"), "                 9               101       +1022.2%");
+  EXPECT_EQ(row(other, "at step 1"), "            3.5000            3.5000           same");
   expect_has(other, "bare has no trace");
   const std::string page = report::compare_to_text(bare, a, true);
   test::expect_page(page);
@@ -373,7 +373,7 @@ TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   expect_figure(report::as_svg_file(report::make_figure("loss", {bare, a})));
 }
 
-TEST(Panels, ReplayFillsWidthOnSharedCores) {
+TEST(Panels, ReplayedPipelineFillsPanelWidthOnSharedCores) {
   const Simulation equal = simulate(parse_schedule("0F0 0B0\n1F0 1B0\n", "made"));
   Simulation slow = equal;
   slow.makespan *= 4;  // ranks that time-share cores
@@ -465,7 +465,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
   EXPECT_FALSE(report::measure_pipeline(r, step));
 }
 
-TEST(Report, TimelinesDistinguishStagesOfRank) {
+TEST(Report, TimelinesShowEachStageOfRank) {
   report::Record r;
   r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, one unit each
   const Simulation sim = simulate(r.schedule);
@@ -498,7 +498,7 @@ TEST(Report, EveryPanelReportsIdleTime) {
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
 
-TEST(RankLog, IsGatheredUnchanged) {
+TEST(RankLog, GatheredLogsAreUnchanged) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     RankLog own = make_log("host", 1.5, 2.5, {3, 5});
     own.peaks[1] = 77;
@@ -520,7 +520,7 @@ TEST(RankLog, IsGatheredUnchanged) {
   });
 }
 
-TEST(Report, ExpertLoadsAreRelativeToUniform) {
+TEST(Report, ExpertLoadsAreRelativeToUniformLoad) {
   const std::string step = R"({"event":"step","step":1,"loss":2,"tokens_per_s":9})";
   const auto record = [&](const char* experts) {
     return report::parse_metrics(step + "\n" + R"({"event":"summary","experts":)" + experts + "}\n", "made ");

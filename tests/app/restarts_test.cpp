@@ -13,13 +13,13 @@ namespace tessera {
 namespace {
 using Args = std::vector<std::string>;
 
-TEST(Restarts, StartedProgramGetsRemainingArguments) {
+TEST(Restarts, ChildProcessReceivesRemainingArguments) {
   const Args words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
                       "--hostfile", "hosts",      "--quiet"};
   EXPECT_EQ(start_args(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
 }
 
-TEST(Restarts, DataAxisShrinksToSlotsAtConstantBatch) {
+TEST(Restarts, DataAxisShrinksToAvailableSlotsAtConstantBatchSize) {
   const auto on = [](const Plan& plan, int64_t slots) {
     const Plan found = plan_on(plan, slots);
     EXPECT_EQ(found.dp * found.microbatches, plan.dp * plan.microbatches);
@@ -54,7 +54,7 @@ TEST(Hostfile, ParsesMpirunFormat) {
                                     {"a slots=-1", "got '-1'"},
                                     {"a:1000000", "got '1000000'"},
                                     {"a 4", "expected slots=N after the host, got '4'"},
-                                    {"a slots=4 max", "expected nothing after the slots, got 'max'"},
+                                    {"a slots=4 max", "expected nothing after the number of slots, got 'max'"},
                                     {":4", "expected a host name"}})
     expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
@@ -103,7 +103,7 @@ class RestartsTest : public ProgramTest {
   const std::string kEnd = "/checkpoints/step-240";
 };
 
-TEST_F(RestartsTest, KilledRunRestartsToSameBits) {
+TEST_F(RestartsTest, RestartedRunMatchesUninterruptedRunBitwise) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --restarts 2 --out run");
   kill_at(40, child_process(launcher));
@@ -114,14 +114,14 @@ TEST_F(RestartsTest, KilledRunRestartsToSameBits) {
                      "2 restarts: ", "start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each"});
 }
 
-TEST_F(RestartsTest, RunCanBeResumedAfterLastRestart) {
+TEST_F(RestartsTest, RunResumesAfterLastRestart) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --zero 1 --restarts 1 --out run");
   kill_at(40, child_process(launcher));
   kill_at(100, child_process(launcher));
   EXPECT_EQ(test::wait_for_exit(launcher), 3);
   expect_has(log(),
-             "tessera: --restarts: all 1 restarts failed; the last failure: killed by signal 9 (Killed); tessera "
+             "tessera: --restarts: all 1 restarts failed; last failure: killed by signal 9 (Killed); tessera "
              "train --resume --out run resumes after step ");
   must("train --resume --out run");
   EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
@@ -140,14 +140,14 @@ TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
   fails_once("--launch 'no-such-program -n {ranks}'", 2,
              "--launch: no-such-program cannot be started: command not found");
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");
-  fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, got --no-save");
-  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in the command");
-  fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, got none");
+  fails_once("--no-save", 2, "--restarts: cannot be combined with --no-save");
+  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: with --hostfile, expected {ranks} in the command");
+  fails("train " + kSmall + "--launch mpirun", 2, "--launch: requires --restarts N");
   for (const auto& entry : fs::directory_iterator(path("runs")))  // the run with the non-finite loss
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }
 
-TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatch) {
+TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatchSize) {
   must("train " + kSettings + "--ranks 4 --optimizer sgd --out whole");
   write_file(path("hosts"), "localhost slots=4\n");
   const pid_t launcher = launched("--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts", 40);
@@ -174,7 +174,7 @@ TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatch) {
   EXPECT_LT(max_difference, 1e-3 * largest);
 }
 
-TEST_F(RestartsTest, SignalToLauncherEndsRunAfterStep) {
+TEST_F(RestartsTest, SignalToLauncherStopsRunAfterStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const pid_t launcher = launched("--steps 100000 --restarts 5");
     const pid_t rank = child_process(launcher)();
@@ -187,7 +187,7 @@ TEST_F(RestartsTest, SignalToLauncherEndsRunAfterStep) {
   }
 }
 
-TEST_F(RestartsTest, KilledLauncherLeavesNoRun) {
+TEST_F(RestartsTest, KilledLauncherLeavesNoRanks) {
   const pid_t launcher = launched("--steps 100000 --restarts 5");
   const pid_t rank = child_process(launcher)();
   kill(launcher, SIGKILL);
@@ -197,7 +197,7 @@ TEST_F(RestartsTest, KilledLauncherLeavesNoRun) {
 }
 
 // Ranks with a rendezvous: a killed rank ends the others, and their launchers restart all of them together.
-TEST_F(RestartsTest, LaunchersRestartRendezvousRanks) {
+TEST_F(RestartsTest, LaunchersRestartAllRendezvousRanks) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const std::string met =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
@@ -208,7 +208,7 @@ TEST_F(RestartsTest, LaunchersRestartRendezvousRanks) {
   EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
 }
 
-class RestartsOfMpirun : public RestartsTest {
+class MpirunRestartsTest : public RestartsTest {
  protected:
   void SetUp() override {
     if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
@@ -226,7 +226,7 @@ class RestartsOfMpirun : public RestartsTest {
           return child;
     return 0;
   }
-  void expect_to_go_on() const {
+  void expect_restart() const {
     EXPECT_EQ(test::wait_for_exit(launcher_), 0) << log();
     EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
     expect_logged("start 2 of 3: 2 ranks");
@@ -235,18 +235,18 @@ class RestartsOfMpirun : public RestartsTest {
 };
 
 // mpirun ends the other ranks, and the launcher restarts mpirun.
-TEST_F(RestartsOfMpirun, RestartsAllRanksAfterKilledRank) {
+TEST_F(MpirunRestartsTest, RestartsAllRanksIfOneIsKilled) {
   kill_at(40, [&] { return rank(); });
-  expect_to_go_on();
+  expect_restart();
   expect_logged("has failed: its process ");
 }
 
 // Its ranks survive for a while, one of them stopped, and hold the run's lock.
-TEST_F(RestartsOfMpirun, RestartsKilledMpirunAfterItsRanksEnd) {
+TEST_F(MpirunRestartsTest, RestartsKilledMpirunAfterItsRanksExit) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);
   kill_at(0, child_process(launcher_));
-  expect_to_go_on();
+  expect_restart();
   expect_logged("of the last start");
 }
 

@@ -29,7 +29,7 @@ TEST(Engine, AccumulatesGradientsOfAllUses) {
   EXPECT_EQ(grad_values(x), (Doubles{5, 16, 33}));
 }
 
-TEST(Engine, AccumulatesOverBackwardsUntilCleared) {
+TEST(Engine, AccumulatesOverBackwardPassesUntilCleared) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({1, 2}, arena), true);
   for (int i = 0; i < 3; ++i) backward(sum(x * x));
@@ -40,7 +40,7 @@ TEST(Engine, AccumulatesOverBackwardsUntilCleared) {
   EXPECT_EQ(grad_values(x), (Doubles{2, 4}));
 }
 
-TEST(Engine, WritesIntoGivenBufferAndZerosMissingGradients) {
+TEST(Engine, WritesIntoProvidedBufferAndZerosMissingGradients) {
   const ArenaPtr arena = make_arena();
   const Tensor flat = Tensor::zeros({5}, DType::float64, arena);
   Var x(numbers({1, 2}, arena), true), unused(numbers({1, 2}, arena), true);
@@ -81,7 +81,7 @@ TEST(Engine, RejectsSecondBackward) {
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
   EXPECT_EQ(error_message([&] { backward(a); }),
-            "[backward] second backward pass through 'sum': saved values were freed; rerun the forward pass");
+            "[backward] second backward pass through 'sum': its saved tensors were freed; rerun the forward pass");
   EXPECT_THROW(backward(b), Error);                         // through a traversed subgraph
   EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // rejected calls changed nothing
   EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph
@@ -99,7 +99,7 @@ TEST(Engine, RejectsWrongSeedShapeAndNonScalarRootWithoutSeed) {
             "[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows");
 }
 
-TEST(Engine, NoGradRecordsNothingAndFreesEverything) {
+TEST(Engine, NoGradRecordsNoGraphAndFreesIntermediates) {
   const ArenaPtr arena = make_arena();
   const Var x(numbers({1, 2}, arena), true);
   const int64_t before = arena->total().live;
@@ -116,7 +116,7 @@ TEST(Engine, NoGradRecordsNothingAndFreesEverything) {
   EXPECT_EQ(arena->total().live, before + x.grad().nbytes());  // the walk freed saved tensors
 }
 
-TEST(Engine, CheckpointSavesOnlyInputsAndKeepsGradientsEqual) {
+TEST(Engine, CheckpointSavesOnlyInputsAndPreservesGradients) {
   const ArenaPtr arena = make_arena();
   const Tensor input = made({1000}, DType::float32, arena, [](size_t i) { return 0.001f * static_cast<float>(i); });
   const Tensor one = Tensor::of<float>(std::array{1.5f}, {1}, arena);
@@ -289,7 +289,7 @@ TEST(Deferral, EveryInterleavingIsBitwiseEqualToSequentialPasses) {
     }
 }
 
-TEST(Deferral, CollectsSeveralPasses) {
+TEST(Deferral, CollectsWeightGradientsOfSeveralPasses) {
   Network net;
   const std::vector<Var> inputs{microbatch_input(net, 0), microbatch_input(net, 1)};
   DeferredWeightGrads later;
@@ -298,7 +298,7 @@ TEST(Deferral, CollectsSeveralPasses) {
   EXPECT_TRUE(run_network(net, inputs) == in_order(2, false));
 }
 
-TEST(Deferral, RunFreesDeferredWork) {
+TEST(Deferral, RunningFreesDeferredWork) {
   Network net;
   backward(net.loss(microbatch_input(net, 0), 0, false));
   const int64_t before = net.arena->total().live;
@@ -334,7 +334,7 @@ std::vector<Tensor> run(const ArenaPtr& arena, DType dtype, const std::function<
   return {n.value(), s.value(), x.grad(), y.grad(), gamma.grad(), beta.grad()};
 }
 
-TEST(Residual, EqualsSumForAnyFirstReader) {
+TEST(Residual, DeferredAddMatchesEagerAddForAnyFirstReader) {
   const auto arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const auto whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
@@ -421,7 +421,7 @@ TEST_F(ResidualGpu, NormComputesBiasGradients) {
 
 // Deferred work computes the sums itself, like a stage whose gradient comes from elsewhere: in the same order, never by
 // a GEMM, whose result would differ.
-TEST_F(ResidualGpu, MissingBiasSumsAreNotComputedByGemm) {
+TEST_F(ResidualGpu, DeferredBiasGradientsDoNotUseGemm) {
   const auto gradients = [&](bool put_off) {
     const auto of = [&](const Shape& shape, const char* name) { return leaf(shape, DType::bfloat16, name, arena); };
     const Var x = of({64, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), r = of({64, 24}, "r"),

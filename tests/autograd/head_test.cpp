@@ -56,7 +56,7 @@ struct Head {
   std::vector<Tensor> gradients() const { return {x.grad(), w.grad()}; }
 };
 
-TEST(Head, IsBitwiseEqualToFullLogits) {
+TEST(Head, LossIsBitwiseEqualToFullLogits) {
   for (const Sizes& sizes : kSizes)
     for (const DType dtype : kDTypes) {
       const DType wide = dtype == DType::float64 ? dtype : DType::float32;
@@ -97,7 +97,7 @@ struct PlainHead {
   double loss = 0;
   std::vector<double> dx, dw, dx_terms, dw_terms;
 };
-PlainHead plain_head(const Head& h, double scale) {
+PlainHead reference_head(const Head& h, double scale) {
   const auto rows = static_cast<size_t>(h.sizes.rows), c = static_cast<size_t>(h.sizes.channels),
              vocab = static_cast<size_t>(h.sizes.vocab);
   const std::vector<double> x = numbers(h.x.value()), w = numbers(h.w.value());
@@ -134,13 +134,13 @@ double worst(const Tensor& found, const std::vector<double>& exact, const std::v
 // GPT-2's vocabulary: a row of logits has 12 full blocks of 4,096 and a partial one, and the contributions of later row
 // blocks to the weight's gradient (4.6 MB in float32) are computed in slices of 4 MB, the last of which is partial.
 // There are three row blocks, the last one with only 67 rows.
-TEST(Head, LargeVocabulariesMatchPlainLoops) {
+TEST(Head, LargeVocabulariesMatchReferenceLoops) {
   for (const DType dtype : kDTypes)
     for (const bool fused : {true, false}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + (fused ? " fused" : " full logits"));
       const double bound = dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 5e-6 : 2e-2;
       Head h({fused ? 67 : 66, 23, 50257}, dtype, accum_dtype(dtype));
-      const PlainHead expected = plain_head(h, 0.3);
+      const PlainHead expected = reference_head(h, 0.3);
       const Loss loss = fused ? h.fused() : h.whole();
       EXPECT_NEAR(loss.loss_sum, expected.loss, 0.1 * bound * expected.loss);
       backward(loss.mean);
@@ -149,7 +149,7 @@ TEST(Head, LargeVocabulariesMatchPlainLoops) {
     }
 }
 
-TEST(Head, ScalesByTheSeed) {
+TEST(Head, GradientsScaleWithSeed) {
   for (const DType dtype : {DType::float32, DType::float64}) {
     Head a(kSizes[1], dtype, dtype), b(kSizes[1], dtype, dtype);
     const auto minus_four = [](size_t) { return -4; };  // a power of two: no rounding
@@ -162,7 +162,7 @@ TEST(Head, ScalesByTheSeed) {
   }
 }
 
-TEST(Head, ComputesOnlyLossWithoutGradients) {
+TEST(Head, NoGradComputesOnlyLoss) {
   Head a(kSizes[0], DType::float32, DType::float32);
   const double expected = a.whole().loss_sum;
   const NoGrad no_grad;
@@ -204,7 +204,7 @@ TEST(Head, PrecomputedGradientIsHiddenUntilBackward) {
 
 // Every interleaving of passes of three micro-batches, deferred or not, is bitwise equal to sequential passes with
 // gradients in the same order.
-TEST(Head, PassesMayInterleave) {
+TEST(Head, InterleavedPassesMatchSequentialPasses) {
   const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {1, 0, 2}};
   for (const DType grad_dtype : {DType::float32, DType::bfloat16})
     for (const bool deferred : {false, true})
@@ -277,7 +277,7 @@ TEST(Head, RejectsMismatchedArguments) {
 }
 
 // A step stores one block of logits and, if the parameter's buffer is free, no separate weight gradient.
-TEST(Head, HoldsOneBlockOfLogits) {
+TEST(Head, StoresOneBlockOfLogits) {
   const Sizes sizes{1024, 64, 2048};
   Head a(sizes, DType::float32, DType::float32);
   const int64_t logits = sizes.rows * sizes.vocab * 4, weight = sizes.vocab * sizes.channels * 4,
@@ -297,7 +297,7 @@ TEST(Head, HoldsOneBlockOfLogits) {
   }
 }
 
-TEST(Head, BlocksAreEqualIfPossible) {
+TEST(Head, RowBlocksHaveEqualSizesIfPossible) {
   const ArenaPtr arena = make_arena();
   const auto blocks = [&](int64_t rows, int64_t vocab, DType dtype) {
     const auto column = [&](int64_t length) { return Tensor::empty({length, 1}, dtype, arena); };
@@ -323,7 +323,7 @@ TEST(Head, BlocksAreEqualIfPossible) {
 // Mixture-of-experts ops beyond the op table: independence of rows, router losses, errors.
 
 // Independent of other rows and their number.
-TEST(ExpertOps, RowIsBitwiseIndependentOfOtherRows) {
+TEST(ExpertOps, RowsAreBitwiseIndependentOfOtherRows) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");
@@ -377,7 +377,7 @@ Passes two_passes(DType dtype, How how) {
   return out;
 }
 
-TEST(ExpertOps, GroupedIsBitwiseEqualToSeparate) {
+TEST(ExpertOps, GroupedGemmIsBitwiseEqualToSeparateGemms) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Passes expected = two_passes(dtype, How::one_by_one);
     for (const How how : {How::at_once, How::later}) {
@@ -412,7 +412,7 @@ double router_losses(const std::vector<double>& logits, int64_t experts, const R
   return loss;
 }
 
-TEST(ExpertOps, RouterLearnsToBalance) {
+TEST(ExpertOps, RouterLossGradientsMatchFiniteDifferences) {
   const int64_t experts = 5;
   const Tensor logits = drawn({12, experts}, DType::float64, "logits");
   const RouteOptions o{.per_token = 2, .sequences = 3, .capacity = 1, .balance = 0.7, .z = 0.3};

@@ -128,7 +128,7 @@ TEST(OpTable, ValuesMatchReference) {
   });
 }
 
-TEST(OpTable, GradientsAreTheFiniteDifferencesOfTheReference) {
+TEST(OpTable, GradientsMatchFiniteDifferencesOfReference) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     const ArenaPtr arena = make_arena();
     Values values = draw_values(p, DType::float64, random);
@@ -152,7 +152,7 @@ TEST(OpTable, GradientsAreTheFiniteDifferencesOfTheReference) {
   });
 }
 
-TEST(OpTable, GradientsInOtherDtypesMatchFloat64) {
+TEST(OpTable, Float32AndBfloat16GradientsMatchFloat64) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] : {std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 4e-2)}) {
       const ArenaPtr arena = make_arena();
@@ -172,7 +172,7 @@ TEST(OpTable, GradientsInOtherDtypesMatchFloat64) {
   });
 }
 
-TEST(OpTable, StridesAndThreadsChangeNoBit) {
+TEST(OpTable, ResultsAreBitwiseIndependentOfStridesAndThreads) {
   const int before = cpu::threads();
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
@@ -193,7 +193,7 @@ TEST(OpTable, StridesAndThreadsChangeNoBit) {
 }
 
 // oneDNN is not independent of threads and strides, but repeats the same call bitwise, at any address.
-TEST(OpTable, LibraryMatmulsAreBitwiseRepeatable) {
+TEST(OpTable, LibraryMatmulsAreBitwiseReproducible) {
   int seen = 0;
   for_each_problem(op_table(), [&](const Problem& p, Random& random) {
     if (!p.library) return;
@@ -210,7 +210,8 @@ TEST(OpTable, LibraryMatmulsAreBitwiseRepeatable) {
 }
 
 // A random range of rows of the operands yields those rows of the result bitwise, also on a GPU.
-void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>& dtypes, const ArenaPtr& arena) {
+void expect_rows_independent_of_batch(const std::vector<OpRow>& table, const std::vector<DType>& dtypes,
+                                      const ArenaPtr& arena) {
   int rows_seen = 0;
   for_each_problem(table, [&](const Problem& p, Random& random) {
     if (!p.rows_alone) return;
@@ -234,8 +235,8 @@ void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>
   EXPECT_GT(rows_seen, 20);
 }
 
-TEST(OpTable, RowsAreBitwiseIndependentOfBatch) {
-  expect_rows_alone(op_table(), {DType::float32, DType::bfloat16}, make_arena());
+TEST(OpTable, RowsAreBitwiseIndependentOfBatchSize) {
+  expect_rows_independent_of_batch(op_table(), {DType::float32, DType::bfloat16}, make_arena());
 }
 
 // The op table on a GPU: values and gradients compared with the CPU's, and bitwise independence of strides, addresses
@@ -309,7 +310,7 @@ TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {
 }
 
 // Includes GEMMs: a library that selects algorithms by layout gets a single one. Attention has separate tests.
-TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
+TEST_F(OpTableGpu, ResultsAreBitwiseIndependentOfStridesAndRepetition) {
   std::vector<OpRow> rows = op_table();
   std::erase_if(rows, [](const OpRow& row) { return row.name.ends_with("attention"); });
   for_each_problem(rows, [&](const Problem& p, Random& random) {
@@ -329,7 +330,9 @@ TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   });
 }
 
-TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatch) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
+TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatchSize) {
+  expect_rows_independent_of_batch(rows_on_gpu(), floating(arena), arena);
+}
 
 // Values stored as bfloat16 are rounded to nearest even. Most values and gradients are rounded once, so they equal the
 // rounded float32 results. For others the mean error is checked.
@@ -420,7 +423,7 @@ TEST(OpBench, CoversTheOpTable) {
 }
 
 // FLOPs for 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two per multiplication.
-TEST(OpBench, CountsFloatingPointOperations) {
+TEST(OpBench, FlopCountsMatchManualCount) {
   constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
   const std::map<std::string, std::pair<double, double>> expected = {
       {"matmul", {kProduct, 2 * kProduct}},
@@ -457,7 +460,7 @@ TEST(OpBench, EveryCaseRunsForwardAndBackward) {
 }
 
 // Small tensors are fully random; larger ones repeat a random prefix.
-TEST(OpBench, OperandsAreGeneratedOnceWithinRange) {
+TEST(OpBench, OperandsAreRandomWithinRange) {
   const bench::OpCase c{.name = "log",
                         .operands = {{3, 1 << 21}, {7, 5}},
                         .op = [](const std::vector<Var>& v) { return binary<Mul>(v[1], v[1]); },
@@ -501,7 +504,7 @@ TEST(OpBench, WarmsUpEachOpTwice) {
   EXPECT_FALSE(trained[0].grad().defined());
 }
 
-TEST(OpBench, CountsOnlyEmbeddingRowsOfTokens) {
+TEST(OpBench, CountsOnlyAccessedEmbeddingRows) {
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
     if (c.name != "embedding") {
       EXPECT_EQ(c.rows_read, 0) << c.name;

@@ -54,7 +54,7 @@ std::string refusal(std::string_view name, const std::string& text) {
   return error_message([&] { field_descriptors(t).at(name).read("--x", text); });
 }
 
-TEST(Settings, RoundTripTextsOfEveryKind) {
+TEST(Settings, ValuesOfEveryTypeRoundTripThroughText) {
   Tune t;
   const Settings all = field_descriptors(t);
   for (const auto& [name, text, written] :
@@ -99,7 +99,7 @@ TEST(Settings, ErrorsNameExpectedAndActualValue) {
   EXPECT_EQ(refusal("mood", ""), "--x: expected a value, got ''");
 }
 
-TEST(Settings, AreValidatedByDescriptors) {
+TEST(Settings, DescriptorsValidateValues) {
   Tune t, usual;
   const auto least = [&] {
     return error_message([&] { check_least(field_descriptors(t), field_descriptors(usual)); });
@@ -112,9 +112,9 @@ TEST(Settings, AreValidatedByDescriptors) {
   t.bars = 0, t.voices = 0;
   EXPECT_EQ(least(), "`voices`: expected at least 1, got 0");
   t.name = "last";
-  EXPECT_EQ(read(), "`name`: goes with `voices`, got 0; nearest valid value: none, the default");
+  EXPECT_EQ(read(), "`name`: requires `voices`, got 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
-  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, got calm; nearest valid value: false, the default");
+  EXPECT_EQ(read(), "`sung`: requires `mood` loud or very-loud, got calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
   EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
@@ -140,7 +140,7 @@ TEST(Settings, RoundTripThroughJson) {
   EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
 }
 
-TEST(Settings, ProvideIdentityAndDescriptors) {
+TEST(Settings, DescriptorsProvideIdentityFieldsAndJson) {
   Tune t, usual;
   EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1})");
   t.words = {"la"}, t.speed = 0.1;
@@ -156,7 +156,7 @@ TEST(Settings, ProvideIdentityAndDescriptors) {
                            R"("choices":["none","first","last"],"help":"title!"})");
 }
 
-TEST(Settings, SortByGroupAndMove) {
+TEST(Settings, DescriptorsAreSortedByGroupAndMovable) {
   Tune t;
   Settings all = field_descriptors(t);
   constexpr std::array<std::string_view, 2> groups = {"Names", "Sound"};

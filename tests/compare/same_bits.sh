@@ -11,7 +11,7 @@
 set -uo pipefail
 
 prose=
-[ "${1:-}" != --no-prose ] || { prose=no-prose; shift; }
+case "${1:-}" in --no-prose) prose=no-prose; shift ;; esac
 [ $# -ge 2 ] || { echo "same_bits.sh: expected OLD NEW [WORD...], got $# arguments" >&2; exit 2; }
 for binary in "$1" "$2"; do
   [ -x "$binary" ] || { echo "same_bits.sh: expected a program, got '$binary'" >&2; exit 2; }

@@ -60,16 +60,16 @@ class Count(unittest.TestCase):
             self.write(f"{folder}/{os.path.basename(path)}", FILES[path])
             self.assertEqual(self.rows(folder + "/"), {folder: [str(lines), "1"]})
 
-    def test_core_and_peripheral(self):
+    def test_core_and_peripheral_lines_are_counted_separately(self):
         rows = self.rows()
         self.assertEqual(rows["core"], ["8", "2"])  # without nn/experts and CUDA sources
         self.assertEqual(rows["peripheral"], ["9", "6"])
         self.assertEqual(rows["product"], ["17", "8"])
 
-    def test_missing_directory(self):
+    def test_missing_directory_is_reported(self):
         self.assertIn("hbu: no code here", self.run_counter("hbu").stderr)
 
-    def test_budget_allows_its_own_counts(self):
+    def test_budget_accepts_equal_counts(self):
         self.assertEqual(self.check(self.budget), [])
 
     def test_violations_are_reported(self):
@@ -83,7 +83,7 @@ class Count(unittest.TestCase):
             "lab: has a row in the budget, and no file", "hub: 1 lines of code in 1 files, and no row in the budget"])
 
     @unittest.skipUnless(shutil.which("git"), "no git")
-    def test_the_change_since_a_revision(self):
+    def test_change_since_revision_is_printed(self):
         git = ["git", "-C", self.root, "-c", "user.name=n", "-c", "user.email=e"]
         subprocess.run([*git, "init", "-q"], check=True)
         subprocess.run([*git, "add", "."], check=True)

@@ -42,10 +42,8 @@ HOT = {
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # of an int64 only the low bytes are read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},
-    "reduce.cu.o": {
-        r"columns_kernel<\w+, true, ColumnSums<": [LOADS],
-        r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES],
-    },
+    "reduce.cu.o": {r"columns_kernel<\w+, true, ColumnSums<": [LOADS]},
+    "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "quantize/quantize.cu.o": {r"decode_kernel<": [STORES]},
     "optim/cuda/updates.cu.o": {
         **{rf"segments_kernel<4, Update<{rule}\b": [LOADS, STORES] for rule in ("Adam", "Sgd", "PlainSgd", "MuonMomentum", "MuonMatrix")},

@@ -174,14 +174,14 @@ std::string print(const Graph& graph) {
   return text;
 }
 
-TEST(Includes, PointDownward) { EXPECT_EQ(complaints(broken_layering), ""); }
-TEST(Includes, PointDownwardInsideTensor) { EXPECT_EQ(complaints(upward_in_tensor), ""); }
-TEST(Includes, KeepBackendHeadersInBackendFiles) { EXPECT_EQ(complaints(misplaced_backend), ""); }
-TEST(Includes, KeepThirdPartiesOutOfTensorHeaders) { EXPECT_EQ(complaints(third_party_in_tensor_header), ""); }
-TEST(Includes, KeepThirdPartiesOutOfCuda) { EXPECT_EQ(complaints(third_party_in_cuda), ""); }
-TEST(Includes, KeepThirdPartiesFromUsers) { EXPECT_EQ(complaints(third_party_for_users), ""); }
+TEST(Includes, PointToLowerLayers) { EXPECT_EQ(complaints(broken_layering), ""); }
+TEST(Includes, PointToLowerLayersInsideTensor) { EXPECT_EQ(complaints(upward_in_tensor), ""); }
+TEST(Includes, BackendHeadersAppearOnlyInBackendFiles) { EXPECT_EQ(complaints(misplaced_backend), ""); }
+TEST(Includes, TensorHeadersIncludeNoThirdPartyHeaders) { EXPECT_EQ(complaints(third_party_in_tensor_header), ""); }
+TEST(Includes, CudaFilesIncludeNoThirdPartyHeaders) { EXPECT_EQ(complaints(third_party_in_cuda), ""); }
+TEST(Includes, PublicHeadersIncludeNoThirdPartyHeaders) { EXPECT_EQ(complaints(third_party_for_users), ""); }
 
-TEST(Includes, MatchDesignFigure) {
+TEST(Includes, MatchFigureInDesignDocument) {
   EXPECT_EQ(print(parse_figure(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / "docs/design.md"))),
             print(layer_graph(all_sources())));
 }

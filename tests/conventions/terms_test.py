@@ -27,14 +27,14 @@ class Terms(unittest.TestCase):
             self.assertEqual(done.returncode, 1 if done.stdout else 0, done.stderr)
             return done.stdout.splitlines()[1::2]
 
-    def test_uses_above_the_bound_are_listed(self):
+    def test_uses_above_bound_are_listed(self):
         self.assertEqual(self.check(a__md="x\nBeside it.\n"), ["  a.md:2: Beside it."])
         self.assertEqual(self.check(a__h='f("beside");  // a comment\n'), ['  a.h:1: "beside"'])
         self.assertEqual(self.check(a__h="// beside\n"), [])
         self.assertEqual(len(self.check(a__h="// beside\n// beside\n")), 1)
         self.assertEqual(self.check(a__cpp="int width_of(int x);\n"), ["  a.cpp:1: width_of"])
 
-    def test_exceptions_code_blocks_and_other_places_do_not_count(self):
+    def test_exceptions_code_blocks_and_identifiers_are_ignored(self):
         self.assertEqual(self.check(a__md="That is beside the point.\n\n```\nbeside\n```\n`beside`\n"), [])
         self.assertEqual(self.check(a__h='// one_of\nf("one_of");\nint beside;\n#include "beside.h"\n'), [])
 

@@ -16,7 +16,7 @@ namespace {
 thread_local std::weak_ptr<Capture> capture_of_thread;  // the capture that this thread began
 
 // Whether all work of the other lines is joined, directly or indirectly, before the end of the first line.
-bool all_joined(const Lines& lines) {
+bool all_lines_joined(const Lines& lines) {
   std::vector<size_t> joined(lines.size(), 0);  // number of nodes of each line that precede the end
   const auto reach = [&](size_t line, size_t nodes) { joined[line] = std::max(joined[line], nodes); };
   const auto recorded = [&](size_t event) {
@@ -107,7 +107,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   for (const cudaStream_t each : capture->streams)
     if (each) each->capture = nullptr;
   if (capture->broken) return tessera::emulator::remembered(cudaErrorStreamCaptureInvalidated);
-  if (!all_joined(capture->lines)) return tessera::emulator::remembered(cudaErrorStreamCaptureUnjoined);
+  if (!all_lines_joined(capture->lines)) return tessera::emulator::remembered(cudaErrorStreamCaptureUnjoined);
   *graph = new EmulatedGraph{std::make_shared<const Lines>(std::move(capture->lines)), capture->events};
   return cudaSuccess;
 }

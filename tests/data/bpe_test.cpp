@@ -35,7 +35,7 @@ TEST(BpeAlphabet, RoundTripsEveryByte) {
   EXPECT_EQ(bpe::bytes_in_order()[255], 0xAD);
 }
 
-TEST(BpePieces, MatchGpt2) {
+TEST(BpePretokenizer, MatchesGpt2) {
   EXPECT_EQ(pieces("Hello, it's 12 o'clock"), (Pieces{"Hello", ",", " it", "'s", " 12", " o", "'", "clock"}));
   EXPECT_EQ(pieces("a  b\n\n c \n"), (Pieces{"a", " ", " b", "\n\n", " c", " \n"}));
   EXPECT_EQ(pieces("we'll WE'LL"), (Pieces{"we", "'ll", " WE", "'", "LL"}));
@@ -49,7 +49,7 @@ TEST(BpePieces, MatchGpt2) {
   EXPECT_EQ(pieces("\xED\xA0\x80"), (Pieces{"\xED\xA0\x80"}));  // a surrogate
 }
 
-TEST(BpePieces, ConcatenateToTheText) {
+TEST(BpePretokenizer, PretokensConcatenateToTheText) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     const std::string text = random_bytes(2000, seed, seed % 2 == 0 ? 256 : 128);
     std::string joined;
@@ -58,7 +58,7 @@ TEST(BpePieces, ConcatenateToTheText) {
   }
 }
 
-TEST(BpePieces, SplitTenMegabytes) {
+TEST(BpePretokenizer, SplitsTenMegabytes) {
   for (const char c : {'a', ' ', '\n', '\xFF'}) ASSERT_EQ(pieces(std::string(10'000'000, c)).size(), 1U) << c;
 }
 
@@ -96,7 +96,7 @@ void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joine
 }
 
 // Naive training: count all pairs, merge the most frequent, repeat.
-BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
+BpeTokenizer reference_training(std::string_view text, int64_t vocab, int64_t least) {
   std::vector<std::string> tokens = byte_tokens();
   Numbers ids = to_numbers(tokens);
   std::vector<std::vector<int32_t>> words = find_words(text, ids);
@@ -120,7 +120,7 @@ BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least)
 }
 
 // Naive encoding: merge the leftmost pair of lowest rank until none is left.
-std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
+std::vector<int32_t> reference_encoding(const BpeTokenizer& t, std::string_view text) {
   const Numbers ids = to_numbers(t.tokens());
   std::vector<int32_t> out;
   for (std::vector<int32_t>& w : find_words(text, ids)) {
@@ -131,7 +131,7 @@ std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text
   return out;
 }
 
-TEST(BpeTokenizer, TrainingAndEncodingMatchTheNaiveAlgorithm) {
+TEST(BpeTokenizer, TrainingAndEncodingMatchNaiveAlgorithm) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const std::string text = seed % 3 == 0   ? random_bytes(600, seed, 256)
@@ -139,12 +139,12 @@ TEST(BpeTokenizer, TrainingAndEncodingMatchTheNaiveAlgorithm) {
                                              : test::mixed_text().substr(seed * 97, 700);
     const int64_t least = 1 + static_cast<int64_t>(seed % 4);
     const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .min_count = least});
-    const BpeTokenizer plain = plain_training(text, 420, least);
+    const BpeTokenizer plain = reference_training(text, 420, least);
     ASSERT_EQ(ours.tokens(), plain.tokens());
     ASSERT_EQ(ours.merges_txt(), plain.merges_txt());
     for (const std::string& other : {text, random_bytes(500, seed + 100, 256), test::mixed_text().substr(300, 900)}) {
       const std::vector<int32_t> tokens = ours.encode(other);
-      ASSERT_EQ(tokens, plain_encoding(ours, other));
+      ASSERT_EQ(tokens, reference_encoding(ours, other));
       ASSERT_EQ(ours.decode(tokens), other);
     }
   }
@@ -221,7 +221,7 @@ TEST(BpeTokenizer, RejectsInconsistentFiles) {
 constexpr const char* kBroken = "a\xFF\xFE b \xE2\x82 c \xF0\x9F\x98 \xC3";
 constexpr const char* kBrokenShown = "a\xEF\xBF\xBD\xEF\xBF\xBD b \xEF\xBF\xBD c \xEF\xBF\xBD \xEF\xBF\xBD";
 
-TEST(BpeVersusHfTokenizers, TrainingAndEncodingMatch) {
+TEST(BpeTokenizer, TrainingAndEncodingMatchHfTokenizers) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text();
   for (const auto& [vocab, least] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
@@ -250,7 +250,7 @@ TEST(BpeVersusHfTokenizers, TrainingAndEncodingMatch) {
 }
 
 // The files of Tessera's own tokenizers, read by the library and by Tessera's reader of such files.
-TEST(OwnTokenizersVersusLibrary, TokensMatch) {
+TEST(ExportedTokenizers, TokensMatchHfTokenizers) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
   std::vector<std::unique_ptr<Tokenizer>> all;
@@ -275,7 +275,7 @@ TEST(OwnTokenizersVersusLibrary, TokensMatch) {
 }
 
 // Tokenizers of published kinds on a text in many scripts: tokens and decoded text of the library.
-TEST(PatternsVersusHfTokenizers, TokensMatch) {
+TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   // The library needs two minutes for 3 MB, the size set by TESSERA_COMPARE_BYTES=3000000.

@@ -14,7 +14,7 @@ std::string prose() {
   return text;
 }
 
-TEST_F(DatasetTest, RoundTripsThroughItsDirectory) {
+TEST_F(DatasetTest, RoundTripsThroughDirectory) {
   const Text text = text_of_bytes(prose(), "prose");
   const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
   const auto split = split_text(text);
@@ -103,7 +103,7 @@ TEST_F(DatasetTest, RejectsInconsistentDirectories) {
   damage("dataset.json", huge, {"dataset.json", "val.bytes is 4611686018427387904", "tokens of at most 2 bytes"});
 }
 
-TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
+TEST_F(DatasetTest, EnvironmentSelectsCacheDirectory) {
   EXPECT_EQ(cache_directory(), path("cache"));
   ::unsetenv("TESSERA_CACHE");
   ::setenv("XDG_CACHE_HOME", "/x", 1);
@@ -115,7 +115,7 @@ TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
 }
 
 // The checksums are those of the texts whose SHA-256 is in docs/data.md.
-TEST_F(DatasetTest, AustenHasSixNovels) {
+TEST_F(DatasetTest, AustenContainsSixNovels) {
   const std::optional<Text> text = builtin_text("austen");
   ASSERT_TRUE(text);
   EXPECT_EQ(checksum(text->bytes()), 0x9d8dc2e17e6618beu);
@@ -152,7 +152,7 @@ void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
   }
 }
 
-TEST(MixtureOrder, MatchesTheSharesOverEveryPrefix) {
+TEST(MixtureOrder, EveryPrefixMatchesMixtureWeights) {
   expect_shares({1}, 5);
   expect_shares({7, 3}, 100);
   expect_shares({1, 1, 1, 1}, 100);
@@ -176,7 +176,7 @@ TEST(MixtureOrder, RandomAccessMatchesSequentialAccess) {
     expect_error(Status::usage, {"[mixture]", "shares"}, [&] { MixtureOrder{bad}; });
 }
 
-TEST(MixtureOrder, ConvertsWeightsToIntegerShares) {
+TEST(MixtureOrder, ConvertsWeightsToIntegerRatios) {
   using Shares = std::vector<int64_t>;
   const auto of = [](std::vector<double> weights) { return integer_shares(weights); };
   EXPECT_EQ(of({0.7, 0.3}), (Shares{7, 3}));
@@ -198,7 +198,7 @@ TEST(MixtureOrder, ConvertsWeightsToIntegerShares) {
   }
 }
 
-TEST(Weights, ParsesNamesAndNumbers) {
+TEST(MixtureWeights, ParsesNamesAndWeights) {
   const auto as_text = [](const std::vector<Weighted>& all) {
     std::string out;
     for (const Weighted& w : all) out += w.name + ":" + std::to_string(w.weight).substr(0, 4) + " ";
@@ -210,7 +210,7 @@ TEST(Weights, ParsesNamesAndNumbers) {
   EXPECT_EQ(as_text(parse_weights_file("x = 3 # more\ny = 0.25\n", "m.toml")), "x:3.00 y:0.25 ");
 }
 
-TEST(Weights, RejectsInvalidWeights) {
+TEST(MixtureWeights, RejectsInvalidWeights) {
   const auto refuse = [](const std::string& text, std::initializer_list<std::string> parts) {
     expect_error(Status::usage, parts, [&] { parse_weights(text, "`data`"); });
   };
@@ -248,7 +248,7 @@ class MixtureTest : public DataTest {
   }
 };
 
-TEST_F(MixtureTest, ResolvesNamesRelativeToItsFile) {
+TEST_F(MixtureTest, ResolvesPathsRelativeToMixtureFile) {
   std::filesystem::create_directory(path("sets"));
   file("sets/a.txt", "text");
   const auto found = mixture_in(file("sets/m.json", R"({"a.txt": 1, "austen": 2})").string());
@@ -270,7 +270,7 @@ TEST_F(MixtureTest, ChecksumsDifferBetweenMixtures) {
   EXPECT_NE(sums(1, 2, b), sums(1, 2, b + "cc"));
 }
 
-TEST_F(MixtureTest, RequiresOneTokenizer) {
+TEST_F(MixtureTest, RejectsDifferentTokenizers) {
   const auto mix = [&] {
     mixture(text("a.txt", std::string(30, 'a'), "char"), 1, text("b.txt", std::string(29, 'b') + "cb", "char"), 1);
   };
@@ -279,7 +279,7 @@ TEST_F(MixtureTest, RequiresOneTokenizer) {
 }
 
 // Each component is checked against the rows of the model's embedding: 'a' is token 97, 'b' is 98.
-TEST_F(MixtureTest, ChecksTokensOfEveryComponent) {
+TEST_F(MixtureTest, ChecksTokensOfEveryDataset) {
   for (const bool first : {false, true}) {
     const Dataset b = text("b.txt", std::string(90, 'b')), a = text("a.txt", std::string(50, 'a'));
     const Dataset d = first ? mixture(b, 1, a, 1) : mixture(a, 1, b, 1);
@@ -289,7 +289,7 @@ TEST_F(MixtureTest, ChecksTokensOfEveryComponent) {
 }
 
 // Each token is one byte of text in any mixture; a mean loss of log(2) is one bit.
-TEST_F(MixtureTest, BitsPerByteAreIndependentOfTheMixture) {
+TEST_F(MixtureTest, BitsPerByteAreIndependentOfMixtureWeights) {
   const Dataset d = mixture(text("a.txt", std::string(50, 'a')), 1, text("b.txt", std::string(90, 'b')), 3);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
   EXPECT_EQ(d.train_tokens(), 45 + 81);

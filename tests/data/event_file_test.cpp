@@ -18,7 +18,7 @@ std::string hex(std::string_view bytes) {
 
 constexpr Scalar kTwo[] = {{"loss", 2.5}, {"lr", 0.1}};
 
-TEST(Events, MatchTheReferenceLibrary) {
+TEST(TensorBoardEvents, MatchTensorBoardLibrary) {
   EXPECT_EQ(hex(version_event(1.5)), "09000000000000f83f1a0d627261696e2e4576656e743a32");
   EXPECT_EQ(hex(session_start_event(1.5, 6)), "09000000000000f83f10063a020801");
   EXPECT_EQ(hex(scalars_event(2.25, 300, kTwo)),
@@ -49,7 +49,7 @@ class EventFileTest : public DataTest {
   EventFileTest() { make_directories(path("run")); }
 };
 
-TEST_F(EventFileTest, IsCompleteAfterEveryWrite) {
+TEST_F(EventFileTest, FileIsCompleteAfterEveryWrite) {
   EventFile file(path("run"), 6);
   std::vector<std::string> expected{version_event(0).substr(9), session_start_event(0, 6).substr(9)};
   EXPECT_EQ(read_events(read_file(file.path())), expected);
@@ -60,7 +60,7 @@ TEST_F(EventFileTest, IsCompleteAfterEveryWrite) {
   }
 }
 
-TEST_F(EventFileTest, NamesSortInSessionOrder) {
+TEST_F(EventFileTest, FileNamesSortInSessionOrder) {
   std::ofstream(path("run/events.out.tfevents.x"));
   std::ofstream(path("run/events.out.tfevents.4000000000.another-machine"));  // from a clock that was set back
   for (int session = 1; session <= 3; ++session) {

@@ -41,16 +41,17 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
   const Dataset chat =
       load_examples(write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
                     {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
-  EXPECT_EQ(chat.notes,
-            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; encoded as text, which "
-                                     "a message could also contain"});
+  EXPECT_EQ(
+      chat.notes,
+      std::vector<std::string>{
+          "the tokenizer has no <|im_end|>, <|im_start|>; it is encoded as text, which messages may also contain"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
 
 // A completion continues its prompt: the ids are those of both as one text, and the targets follow from the offsets of
 // the library `tokenizers` 0.23, where a token that ends after the prompt contains a byte of the completion.
-TEST_F(LoadedExamples, EncodeCompletionsTogetherWithTheirPrompts) {
+TEST_F(LoadedExamples, EncodePromptAndCompletionAsOneText) {
   const std::pair<const char*, const char*> texts[] = {
       {"the river", " bank"}, {"Q: ", "bar that"}, {"in the", "refore it"}, {"a\\n", "\\nb \u00e9"}};
   const int targets[][4] = {{3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 4},
@@ -77,7 +78,7 @@ TEST_F(LoadedExamples, EncodeCompletionsTogetherWithTheirPrompts) {
 }
 
 // The output of a chat template as text: with `special` its markers are tokens, otherwise text, and a note lists them.
-TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
+TEST_F(LoadedExamples, NotesListSpecialTokensInText) {
   const fs::path folder = emptied("chat");
   file("chat/tokenizer.json", chat_tokenizer().dump());
   const std::string marked = "<|im_start|>user\\na<|im_end|>", row = R"({"text": ")" + marked + "\"}\n",
@@ -117,7 +118,7 @@ TEST_F(LoadedExamples, ReportNamesOfSpecialTokens) {
 }
 
 // Formats in which people, git, editors and compressors store one file: the same rows under any name.
-TEST_F(LoadedExamples, AreIdenticalInEveryFileFormat) {
+TEST_F(LoadedExamples, AreIdenticalForEveryFileFormat) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
                     two = "{\"prompt\": \"e\",\n \"completion\": \"f\"}",
                     flat = "{\"prompt\": \"e\", \"completion\": \"f\"}";
@@ -156,8 +157,8 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
     EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
   }
   EXPECT_TRUE(refusal(rows, {.name = "char"})
-                  .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the directory of the one "
-                             "that produced them"));
+                  .ends_with("f.jsonl:1: the key 'input_ids' requires `tokenizer`: the directory of the tokenizer that "
+                             "produced them"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
   for (const auto& [vocab, words] :
@@ -170,7 +171,7 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
 // The targets of a conversation in brackets, with the cases in which they apply: r, responses only; a, all; R and A,
 // the same with a weight of 0 for the first answer and the second question. The first token is not a target, because
 // nothing predicts it.
-TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
+TEST_F(LoadedExamples, TargetsMatchEachChatTemplate) {
   auto described = nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/bos/tokenizer.json"));
   for (const char* marker :
        {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}) {
@@ -229,7 +230,7 @@ TEST_F(LoadedExamples, HaveExactTargetsForEachTemplate) {
 }
 
 // Tokens that the tokenizer itself inserts before a text precede rows that begin with text.
-TEST_F(LoadedExamples, BeginWithTheTokenizersOwnBeginning) {
+TEST_F(LoadedExamples, BeginWithBosToken) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
   const auto load = [&](const std::string& line, ExampleOptions o) {
     o.context = 100;
@@ -248,7 +249,7 @@ TEST_F(LoadedExamples, BeginWithTheTokenizersOwnBeginning) {
 
 // A tokenizer for chats: its markers are tokens, which no message can contain, and its template is the one that `auto`
 // selects for messages.
-TEST_F(LoadedExamples, EncodeMarkersAsSpecialTokens) {
+TEST_F(LoadedExamples, EncodeTemplateMarkersAsSpecialTokens) {
   fs::create_directories(path("chat"));
   file("chat/tokenizer.json", chat_tokenizer().dump());
   const auto with = [&](const std::string& jinja) {
@@ -290,14 +291,14 @@ TEST_F(LoadedExamples, EncodeMarkersAsSpecialTokens) {
   EXPECT_NO_THROW(load_examples(write(kGood + kGood), other, {.context = 60})) << "no messages";
 }
 
-TEST_F(LoadedExamples, NameOrCountBadLines) {
+TEST_F(LoadedExamples, RejectOrSkipInvalidLines) {
   const std::string rows =
       kGood + "{\"prompt\": \"ab\"}\n" + kGood + "nonsense\n" + pair("ab", "") + pair("abcdefghij", "k") + kGood;
   const std::string name = path("f.jsonl").string();
   EXPECT_EQ(refusal(rows),
             name +
                 ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
-                "text among its keys; got prompt; `map` assigns these keys");
+                "text among its keys; got prompt; `map` assigns other names to these keys");
   const Dataset d = load_examples(write(rows), kBytes, {.skip_bad = true, .context = 8});
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
@@ -309,7 +310,7 @@ TEST_F(LoadedExamples, NameOrCountBadLines) {
 }
 
 // Like TRL, adds no end to a text that already ends with its name.
-TEST_F(LoadedExamples, AddNoSecondEnd) {
+TEST_F(LoadedExamples, AppendNoSecondEosToken) {
   emptied("ends");
   file("ends/tokenizer.json", chat_tokenizer().dump());
   file("ends/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
@@ -327,7 +328,7 @@ TEST_F(LoadedExamples, AddNoSecondEnd) {
 }
 
 // As if the template's text were tokenized with its markers (the tokens of Phi-4 have both flags).
-TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceLikeTheirTokens) {
+TEST_F(LoadedExamples, MarkersStripWhitespaceLikeSpecialTokens) {
   const std::string talk = R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
   const std::string text = "<|im_start|>user\na <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";
   for (const auto& [left, right] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
@@ -342,17 +343,17 @@ TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceLikeTheirTokens) {
   }
 }
 
-TEST_F(LoadedExamples, ExplainRolesWithoutResponses) {
+TEST_F(LoadedExamples, ErrorsExplainConversationsWithoutResponses) {
   emptied("own");
   file("own/tokenizer.json", chat_tokenizer().dump());
   file("own/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}");
   const std::string talk = R"({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]})"
                            "\n";
   EXPECT_TRUE(refusal(talk + talk, {.name = path("own").string()})
-                  .ends_with("it has no response; `roles` bot=assistant makes responses of this role"));
+                  .ends_with("it has no response; `roles` bot=assistant trains on messages of this role"));
 }
 
-TEST_F(LoadedExamples, NoteUnusedKeysAndTruncation) {
+TEST_F(LoadedExamples, NotesListUnusedKeysAndTruncation) {
   const std::string keys = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n", line = pair("ab", "cdefghijkl");
   EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "unused keys: 'id'");
   const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
@@ -362,7 +363,7 @@ TEST_F(LoadedExamples, NoteUnusedKeysAndTruncation) {
 }
 
 // Special tokens, markers and truncated text count 0 bytes, for every tokenizer and template.
-TEST_F(LoadedExamples, CountBytesOfResponses) {
+TEST_F(LoadedExamples, CountOnlyTextBytesOfResponses) {
   const std::string talk =
       R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "the cat é"}]})"
       "\n";
@@ -393,7 +394,7 @@ TEST_F(LoadedExamples, CountBytesOfResponses) {
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
-TEST_F(LoadedExamples, RejectRowsBeyondMemory) {
+TEST_F(LoadedExamples, RejectRowsBeyondMemoryLimit) {
   const fs::path file = write(std::string(kGood) + kGood + kGood);
   const int64_t bytes = 3 * (std::ssize(std::string_view(kGood)) - 1);
   EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .max_bytes = bytes}).train_examples->examples(), 2);
@@ -412,7 +413,7 @@ EncodedExample make_example(int32_t first, int64_t prompt, int64_t response) {
   return out;
 }
 
-TEST(ExampleRows, TrainOnResponsesButNotPadding) {
+TEST(ExampleRows, TargetsExcludePromptsAndPadding) {
   const ExampleRows rows({make_example(10, 2, 2), make_example(20, 0, 2)}, 5, false);
   std::vector<int32_t> in(10), out(10);
   rows.load(0, 2, in.data(), out.data());
@@ -461,7 +462,7 @@ TEST(ExampleRows, PackingIsolatesEachExample) {
   EXPECT_EQ(rows.targets(), positions);
   EXPECT_NE(rows.checksum(), ExampleRows(examples, 16, false).checksum());
 }
-TEST(Permutation, IsABijectionInEachRound) {
+TEST(Permutation, IsBijectionInEachRound) {
   const Philox random = Philox::named(3, "shuffle");
   for (const uint64_t count : {1U, 2U, 3U, 7U, 64U, 65U, 1000U}) {
     std::set<std::vector<uint64_t>> orders;
@@ -478,7 +479,7 @@ TEST(Permutation, IsABijectionInEachRound) {
 }
 
 // The first position is uniform over five elements: chi-square with four degrees of freedom below its 99.9% quantile.
-TEST(Permutation, FirstElementIsUniform) {
+TEST(Permutation, FirstElementIsUniformlyDistributed) {
   const Philox random = Philox::named(4, "shuffle");
   std::vector<double> firsts(5, 0.0);
   constexpr uint64_t kTrials = 5000;

@@ -40,7 +40,7 @@ void expect_refused(const std::vector<Case>& cases) {
         << c.source.substr(0, 200);
 }
 
-TEST(Jinja, MatchesPython) {
+TEST(Jinja, MatchesPythonJinja2) {
   if (const std::string why = test::missing("jinja2"); !why.empty()) GTEST_SKIP() << why;
   const std::filesystem::path source(TESSERA_SOURCE_DIR);
   const test::Exchange exchange;
@@ -68,7 +68,7 @@ TEST(Jinja, MatchesPython) {
 }
 
 // Some of these cases by hand, for machines without Python.
-TEST(Jinja, FollowsTheRulesOfJinja) {
+TEST(Jinja, RendersLikeJinja2) {
   const std::vector<Case> cases = {
       {"  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n", " ab"},
       {"{% for x in [1, 2, 3] if x != 2 %}{{ loop.index }}/{{ loop.length }}:{{ x }}{{ ',' if not loop.last }}{% else "
@@ -93,7 +93,7 @@ TEST(Jinja, FollowsTheRulesOfJinja) {
   for (const Case& c : cases) EXPECT_EQ(rendered(c.source, c.variables), c.result) << c.source;
 }
 
-TEST(Jinja, RejectsErrorsByLine) {
+TEST(Jinja, ErrorsNameTemplateLine) {
   expect_refused(
       {{"a\nb\n{{ x | nosuch }}", "t:3: unknown filter 'nosuch'"},
        {"{{ x is nosuch }}", "t:1: unknown test 'nosuch'"},
@@ -109,30 +109,30 @@ TEST(Jinja, RejectsErrorsByLine) {
        {"{{ raise_exception('no\nway') }}", "t:1: the template raises an error: no\\x0away"},
        {"{{ [1] | map('string') }}", "t:1: an iterator cannot be printed; expected a string, or |list after it"},
        {"{% set x = '<' | safe %}\n{{ x + '>' }}",
-        "t:2: a string marked by `safe` may only be printed, or joined by ~"},
-       {"{{ '<' | safe | upper }}", "t:1: 'upper' is not supported on a string marked by `safe`"},
+        "t:2: a string marked as `safe` may only be printed or joined with ~"},
+       {"{{ '<' | safe | upper }}", "t:1: 'upper' is not supported on a string marked as `safe`"},
        {"{{ '%s' % 1 }}", "t:1: the operator % of a string and an integer is not supported"},
        {"{{ {1: 2} }}", "t:1: an integer is not supported as a key"},
        {"{{ false[1:] }}", "t:1: a slice of a boolean and an integer is not supported"},
        {"{{ 'a b'.rsplit(' ') }}", "t:1: 'rsplit' is called but not defined"},
        {"{{ 1 < 2 < 3 }}", "t:1: chained comparisons are not supported"},
        {"{{ '4.7' | int }}", "t:1: cannot convert a string to an integer"},
-       {"{{ 9223372036854775807 + 1 }}", "t:1: an integer is beyond 64 bits"}});
+       {"{{ 9223372036854775807 + 1 }}", "t:1: an integer does not fit in 64 bits"}});
   for (const std::string word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
                                  "from 'x' import y", "block b", "trans", "do x", "autoescape true"})
     expect_refused({{"{% " + word + " %}", "t:1: unexpected statement '" + word.substr(0, word.find(' ')) + "'"}});
 }
 
 // Bounds on nesting of the template's text, of its values and of its calls, and on work.
-TEST(Jinja, BoundsNestingAndWork) {
+TEST(Jinja, LimitsNestingAndWork) {
   const auto repeated = [](const std::string& text, int times) {
     std::string out;
     for (int i = 0; i < times; ++i) out += text;
     return out;
   };
-  const std::string deep = "t:1: nested too deeply, or endless recursion of a macro",
+  const std::string deep = "t:1: nested too deeply, or infinite recursion of a macro",
                     much = "t:1: a tag is too complex",
-                    work = "t:1: does more work, or makes more text, than a template should";
+                    work = "t:1: exceeds the limits on work or output of a template";
   expect_refused(
       {{"{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}", deep},
        {"{{ " + repeated("not ", 100000) + " }}", deep},
@@ -180,7 +180,7 @@ class ModelTemplates : public testing::Test {
                          {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
 };
 
-TEST_F(ModelTemplates, ResponsesAreTheTextAddedByTurns) {
+TEST_F(ModelTemplates, ResponsesEqualTextAddedByTurns) {
   const ModelTemplate chatml = with(
       "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
       "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}");
@@ -197,7 +197,7 @@ TEST_F(ModelTemplates, ResponsesAreTheTextAddedByTurns) {
             "f:7: a message contains a noncharacter, U+FDD0 or U+FDD1");
 }
 
-TEST_F(ModelTemplates, GenerationBlocksMarkTheResponse) {
+TEST_F(ModelTemplates, GenerationBlocksMarkResponses) {
   const ModelTemplate marked = with(
       "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
       "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
@@ -222,7 +222,7 @@ TEST_F(ModelTemplates, LocatesUntrainedTurns) {
 }
 
 // If all of a text is trained on, no turn must be located.
-TEST_F(ModelTemplates, FullTextTrainingNeedsNoPrefixes) {
+TEST_F(ModelTemplates, FullTextTrainingRequiresNoTurnPositions) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
   EXPECT_EQ(refused(last, talk_),
             "f:7: message 2: the chat template prints its text never; expected once and unmodified, or generation "
@@ -231,7 +231,7 @@ TEST_F(ModelTemplates, FullTextTrainingNeedsNoPrefixes) {
 }
 
 // Messages are passed on as in transformers 5.24: a null key is omitted, thoughts have one name.
-TEST_F(ModelTemplates, NormalizesThoughtKeys) {
+TEST_F(ModelTemplates, NormalizesReasoningKeys) {
   const ModelTemplate thinks =
       with("{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.content is defined }};{% endfor %}");
   for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
@@ -276,7 +276,7 @@ TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
 
 // Templates like those of Qwen3 (an empty thought only in the last turn, thoughts of earlier turns removed), Phi-3 (an
 // additional end after the last turn), gpt-oss (a different end there) and R1 (the generation prompt begins a thought).
-TEST_F(ModelTemplates, LocatesAnswersWithoutCommonPrefix) {
+TEST_F(ModelTemplates, LocatesResponsesWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
   const auto rendered = [&](const std::string& answer, const std::string& behind, const Example& example) {
@@ -310,7 +310,7 @@ TEST_F(ModelTemplates, LocatesAnswersWithoutCommonPrefix) {
             std::string::npos);
 }
 
-TEST_F(ModelTemplates, PropagatesErrorsRaisedByTheTemplate) {
+TEST_F(ModelTemplates, PropagatesTemplateErrors) {
   const ModelTemplate strict =
       with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
   EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template raises an error: no system");

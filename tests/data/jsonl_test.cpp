@@ -20,7 +20,7 @@ std::string refused(std::string_view line) {
   return error_message([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
-TEST(Jsonl, ParsesFourShapes) {
+TEST(Jsonl, ParsesFourRowFormats) {
   const Example chat =
       row(R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})");
   EXPECT_EQ(chat.shape, Example::Shape::messages);
@@ -44,7 +44,8 @@ TEST(Jsonl, ErrorsNameTheLine) {
       "its keys";
   const std::pair<const char*, std::string> cases[] = {
       {"{}", kAmong},
-      {R"({"question": "a", "answer": "b"})", std::string(kAmong) + "; got answer, question; `map` assigns these keys"},
+      {R"({"question": "a", "answer": "b"})",
+       std::string(kAmong) + "; got answer, question; `map` assigns other names to these keys"},
       {R"({"text": 3})", "f:3: the key 'text' is a number; expected a string"},
       {R"({"instruction": "Add."})", "f:3: the key 'output' is missing"},
       {R"({"instruction": "Add.", "output": null})", "f:3: the key 'output' is missing"},
@@ -63,7 +64,7 @@ TEST(Jsonl, ErrorsNameTheLine) {
       {R"({"messages": [{"role": "user", "content": "a", "masked": false}]})",
        "f:3: message 1: the key 'masked' is false; expected true, or false for an assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 1, "train": false}]})",
-       "f:3: message 1: the keys 'weight' and 'train' contradict each other"},
+       "f:3: message 1: the keys 'weight' and 'train' are contradictory"},
       {R"({"messages": [{"role": "assistant", "content": "a", "train_detail": [{"begin_offset": 0}]}]})",
        "f:3: message 1: the key 'train_detail' excludes part of a message; only complete messages can be excluded"},
       {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]})",
@@ -79,7 +80,7 @@ TEST(Jsonl, ErrorsNameTheLine) {
       {R"({"input_ids": []})", "f:3: the key 'input_ids' is empty"},
       {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 elements; expected 2, as in input_ids"},
       {R"({"input_ids": [1, 2], "labels": [1, 3]})",
-       "f:3: label 1 is 3 and its token is 2; expected this token or -100"},
+       "f:3: label 1 is 3, but its token is 2; expected this token or -100"},
       {R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})",
        "f:3: the key 'attention_mask' masks tokens between others; expected only leading and trailing ones masked"},
       {R"({"input_ids": [1, 2], "attention_mask": [0, 0]})",
@@ -106,7 +107,7 @@ TEST(Jsonl, ParsesRoleNames) {
     EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected unique names")) << bad;
 }
 
-TEST(Jsonl, CountsBlankLines) {
+TEST(Jsonl, LineNumbersCountBlankLines) {
   std::vector<std::string> found;
   for_each_line("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
     found.push_back(std::to_string(number) + std::string(line));
@@ -142,8 +143,7 @@ TEST(ChatTemplates, MatchPublishedTemplates) {
             "<|start_header_id|>assistant<|end_header_id|>\n\n[B<|eot_id|>]");
   EXPECT_EQ(shown(chat, ChatTemplate::alpaca),
             "S\n\n### Instruction:\n U \n\n### Response:\n[ A *]\n\n### Instruction:\nV\n\n### Response:\n[B*]");
-  EXPECT_EQ(refused(chat, ChatTemplate::none),
-            "f:1: messages need a `template`: expected chatml, llama3 or alpaca, got none");
+  EXPECT_EQ(refused(chat, ChatTemplate::none), "f:1: messages require `template` chatml, llama3 or alpaca");
 
   const Example asked{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}, "1 1"};
   EXPECT_EQ(shown(asked, ChatTemplate::automatic),
@@ -162,7 +162,7 @@ TEST(ChatTemplates, MatchPublishedTemplates) {
 }
 
 // Rows as written by OpenAI, ShareGPT, TRL and Alpaca's successors, in ChatML without the names of its markers.
-TEST(Jsonl, ParsesRowsOfOtherPrograms) {
+TEST(Jsonl, ParsesRowFormatsOfOtherPrograms) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"messages": null, "prompt": "a", "completion": "b"})", "user\na;assistant\n[b]"},
       {R"({"instruction": "a", "input": null, "output": "b"})", "user\na;assistant\n[b]"},
@@ -206,12 +206,12 @@ TEST(Jsonl, ParsesRowsOfOtherPrograms) {
   EXPECT_EQ(tokens.tokens, (std::vector<int32_t>{5, 6, 7}));
   EXPECT_EQ(tokens.trained, (std::vector<bool>{false, true, true}));
   EXPECT_EQ(refused(row(R"({"prompt": "a", "completion": "b", "system": "s"})"), ChatTemplate::none),
-            "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, got none");
+            "f:1: the key 'system' requires `template` chatml, llama3 or alpaca");
   EXPECT_EQ(refused(row(R"({"messages": [{"role": "tool", "content": "t"}]})"), ChatTemplate::alpaca),
-            "f:1: `template` alpaca does not support the role tool; expected chatml or llama3");
+            "f:1: `template` alpaca does not support the role tool; use chatml or llama3");
 }
 
-TEST(Jsonl, FlagsExcludeMessages) {
+TEST(Jsonl, FlagsExcludeMessagesFromLoss) {
   for (const char* flag :
        {R"("weight": 0)", R"("weight": false)", R"("loss_weight": 0.0)", R"("loss_scale": 0)", R"("train": false)",
         R"("training": false)", R"("trainable": 0)", R"("loss": false)", R"("learn": false)", R"("mask": true)",

@@ -24,7 +24,7 @@ std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
   return read_tokens(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
-TEST(LlmcFile, ReadsBothWidths) {
+TEST(LlmcFile, ReadsBothTokenWidths) {
   EXPECT_EQ(parse(gpt2_file({0, 7, 50256, 65535}), 65536), (std::vector<int32_t>{0, 7, 50256, 65535}));
   EXPECT_EQ(parse(llmc<uint32_t>(20240801, 7, {0, 128000}), 128256), (std::vector<int32_t>{0, 128000}));
   EXPECT_EQ(parse(gpt2_file({}), 10), std::vector<int32_t>{});
@@ -61,7 +61,7 @@ class LlmcDataset : public DataTest {
   TokenizerChoice folder() const { return {.name = path("tokenizer").string()}; }
 };
 
-TEST_F(LlmcDataset, HoldsOutTheLastTenthOrTheValidationFile) {
+TEST_F(LlmcDataset, HoldsOutLastTenthOrValidationFile) {
   const Dataset alone = dataset_for(path("text_train.bin").string(), folder());
   EXPECT_EQ(alone.val.size(), (alone.train_tokens() + alone.val.size() + 9) / 10);
   EXPECT_EQ(alone.train_bytes + alone.val_bytes, static_cast<int64_t>(test::unseen_text().size()));
@@ -72,7 +72,7 @@ TEST_F(LlmcDataset, HoldsOutTheLastTenthOrTheValidationFile) {
   EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not the cached one
 }
 
-TEST_F(LlmcDataset, RequiresATokenizer) {
+TEST_F(LlmcDataset, RequiresTokenizer) {
   const std::string bin = path("text_train.bin").string();
   expect_error(Status::usage, {"`tokenizer`", "text_train.bin", "got none"}, [&] { dataset_for(bin, {}); });
   expect_error(Status::usage, {"`tokenizer`", "'bpe'"}, [&] { dataset_for(bin, {"bpe"}); });
@@ -81,7 +81,7 @@ TEST_F(LlmcDataset, RequiresATokenizer) {
   expect_error(Status::input, {"text_val.bin", "token 500"}, [&] { dataset_for(bin, folder()); });
 }
 
-TEST_F(LlmcDataset, TokenizesTextWithATokenizerDirectory) {
+TEST_F(LlmcDataset, TokenizesTextWithTokenizerDirectory) {
   const std::string text = file("other.txt", test::unseen_text()).string();
   const Dataset other = dataset_for(text, folder());
   EXPECT_EQ(other.tokenizer->to_json(), Tokenizer::load(path("tokenizer/tokenizer.json"))->to_json());
@@ -134,7 +134,7 @@ TEST_F(ShardsTest, ReadsShardsInPlace) {
   EXPECT_EQ(evaluation_text(path("set").string(), *Tokenizer::open_folder(tokenizer().name), {.context = 4}).bytes, 20);
 }
 
-TEST_F(ShardsTest, HoldsOutTheLastShardByDefault) {
+TEST_F(ShardsTest, HoldsOutLastShardByDefault) {
   shard("a.bin", 0, 10);
   shard("b.bin", 10, 11);
   shard("c.bin", 20, 12);
@@ -169,7 +169,7 @@ TEST_F(ShardsTest, ErrorsNameTheFile) {
   shard("val.bin", 0, 10);
   expect_error(Status::usage, {"`tokenizer`", "got none"}, [&] { dataset_for(pattern("*.bin"), {}); });
   file("set/b.bin", "no tokens");
-  refuse(pattern("*.bin"), Status::input, {"b.bin", "expected a token file of llm.c", "`tessera data`"});
+  refuse(pattern("*.bin"), Status::input, {"b.bin", "expected an llm.c token file", "`tessera data`"});
   file("set/b.bin", gpt2_file({1, 2, 300}));
   refuse(pattern("*.bin"), Status::input, {"b.bin", "token 300 at position 2", "vocabulary of 256"});
   file("set/b.bin", gpt2_file(numbered(0, 9)).substr(0, 1040));
@@ -203,7 +203,7 @@ TEST_F(ShardsTest, MergesSeveralSources) {
   expect_error(Status::input, {"dataset.json", "train.files", "'../train.tok'"}, [&] { Dataset::open(path("cut")); });
 }
 
-TEST(TrainingWindows, CoverEachFileOnce) {
+TEST(TrainingWindows, CoverEachFileOncePerEpoch) {
   std::vector<int32_t> first(23), second(9);
   std::iota(first.begin(), first.end(), 0);
   std::iota(second.begin(), second.end(), 100);
@@ -216,7 +216,7 @@ TEST(TrainingWindows, CoverEachFileOnce) {
     EXPECT_EQ(inputs[static_cast<size_t>(i)], i < 20 ? i : 80 + i);
     EXPECT_EQ(targets[static_cast<size_t>(i)], inputs[static_cast<size_t>(i)] + 1);
   }
-  expect_error(Status::usage, {"rows 6 to 8", "outside of the 7"},
+  expect_error(Status::usage, {"rows 6 to 8", "outside the 7"},
                [&] { windows.load(6, 2, inputs.data(), targets.data()); });
   EXPECT_EQ(TrainingWindows({a, b}, 8).count(), 2 + 1);
   expect_error(Status::input, {"b: 9 tokens", "expected at least 10", "`context`"}, [&] {

@@ -20,7 +20,7 @@ std::vector<std::string> rows_in(std::string_view bytes) {
   return out;
 }
 
-TEST(Rows, SplitsEveryLayout) {
+TEST(Rows, SplitsEveryJsonLayoutIntoRows) {
   const std::pair<const char*, std::vector<std::string>> cases[] = {
       {"{\n  \"a\": [\n1,\n2\n]\n  , \"b\": \"}\\\"{\"\n}\r\n{\n\"a\": 3}",
        {R"(1 {"a":[1,2],"b":"}\"{"})", R"(8 {"a":3})"}},
@@ -36,7 +36,7 @@ TEST(Rows, SplitsEveryLayout) {
 }
 
 // The output of to_dict() of `datasets` and to_json() of pandas in each orientation, and nested lists.
-TEST(Rows, SplitsTablesInOneObject) {
+TEST(Rows, SplitsTablesStoredAsOneObject) {
   const std::vector<std::string> rows{R"(1 {"prompt":"a","completion":"c"})", R"(2 {"prompt":"b","completion":"d"})"};
   for (const char* text :
        {R"({"prompt": ["a", "b"], "completion": ["c", "d"]})",
@@ -56,7 +56,7 @@ TEST(Rows, SplitsTablesInOneObject) {
             "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' extracts one");
 }
 
-TEST(Rows, RejectsLargeObjects) {
+TEST(Rows, RejectsObjectsWithTooManyKeys) {
   std::string text = "{\"text\": {";
   for (int i = 0; i < 30'000; ++i) text += fmt::format("{}\"{}\": \"a\"", i > 0 ? "," : "", i);
   EXPECT_TRUE(
@@ -99,10 +99,10 @@ TEST_F(RowFiles, SeveralFilesFormOneDataset) {
                                 {.names = {parse_key_names("system=q")}, .context = 8});
                 },
                 Status::input),
-            path("f.jsonl").string() + ": the key 'q', named in `map`, is in no row");
+            path("f.jsonl").string() + ": no row has the key 'q', named in `map`");
 }
 
-TEST_F(RowFiles, ErrorsNameOtherTableFormats) {
+TEST_F(RowFiles, ErrorsNameUnsupportedTableFormats) {
   for (const char* bytes : {"id,prompt,completion\n1,a,b\n", "\"text\"\n\"a\"\n", "messages\n"})
     expect_error(Status::input, {"CSV with the columns of examples", "python3 -m tessera.rows"},
                  [&] { dataset_for(file("t.csv", bytes), {"bytes"}); });

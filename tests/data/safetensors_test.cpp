@@ -52,7 +52,7 @@ TEST_F(SafetensorsTest, RoundTrips) {
   EXPECT_THROW(write_safetensors("/nonexistent/y", {}), OutputError);
 }
 
-TEST_F(SafetensorsTest, MatchesTheReferenceReader) {
+TEST_F(SafetensorsTest, MatchesReferenceReader) {
   if (const std::string why = test::missing("safetensors, numpy"); !why.empty()) GTEST_SKIP() << why;
   const std::string script =
       "import sys, safetensors; f = safetensors.safe_open(sys.argv[1], 'np'); assert f.metadata()['steps'] == '12'; "
@@ -61,7 +61,7 @@ TEST_F(SafetensorsTest, MatchesTheReferenceReader) {
   EXPECT_EQ(std::system((test::python() + " -c \"" + script + "\" " + sample().string()).c_str()), 0);
 }
 
-TEST_F(SafetensorsTest, RejectsMalformedFilesByName) {
+TEST_F(SafetensorsTest, ErrorsNameMalformedFiles) {
   const std::string f32 = R"("dtype":"F32","shape":[1],)";
   const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
   const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
@@ -94,7 +94,7 @@ TEST_F(SafetensorsTest, RejectsMalformedFilesByName) {
 }
 
 // A randomly corrupted file is either rejected with an InputError or consistent; nothing outside it is read.
-TEST_F(SafetensorsTest, SurvivesRandomCorruption) {
+TEST_F(SafetensorsTest, RandomCorruptionIsRejectedOrConsistent) {
   const std::string whole = read_file(sample());
   const Philox random(4);
   int refused = 0;

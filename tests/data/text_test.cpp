@@ -17,7 +17,7 @@ namespace {
 
 using TextTest = DataTest;
 
-TEST_F(TextTest, PreservesLineEndsAndDropsTheByteOrderMark) {
+TEST_F(TextTest, PreservesLineEndingsAndDropsByteOrderMark) {
   EXPECT_EQ(load_text_file(file("a", "one\r\ntwo\n")).bytes(), "one\r\ntwo\n");
   const Text text = load_text_file(file("b", "\xEF\xBB\xBFword"));
   EXPECT_EQ(text.bytes(), "word");
@@ -38,7 +38,7 @@ TEST_F(TextTest, RejectsNonTextFiles) {
       {"empty", "", "empty is empty"},
       {"mark", "\xEF\xBB\xBF", "byte order mark"},
       {"binary", std::string("abc\0def", 7), "NUL byte at offset 3"},
-      {"train.bin", raw, "tokens without a header (nanoGPT)"},
+      {"train.bin", raw, "token files without a header (nanoGPT)"},
       {"mega.bin", raw, "Megatron-LM"},
       {"foreign", std::string("\377\376a\0", 4), "UTF-16"},
       {"foreign", std::string("\xFE\xFF\0a", 4), "UTF-16"},
@@ -80,7 +80,7 @@ TEST(Utf8, RoundTripsCodePointsAndRejectsInvalidBytes) {
   EXPECT_EQ(find_invalid_utf8("na\xC3\xAFve"), std::string::npos);
 }
 
-TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
+TEST(SplitText, HoldsOutLastTenthOfEveryDocument) {
   const Text text = text_of_bytes("aaaaaaaaaAbbbbbbbbbbbbbbbbbbBB", "t", {{0, 10}, {10, 30}});
   const auto split = split_text(text);
   EXPECT_EQ(split.train, "aaaaaaaaabbbbbbbbbbbbbbbbbb");
@@ -100,7 +100,7 @@ TEST_F(TextTest, WritesFilesAtomically) {
   EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "a partial file was left";
 }
 
-TEST_F(TextTest, RunsProgramsWithATimeout) {
+TEST_F(TextTest, RunsProgramsWithTimeout) {
   EXPECT_EQ(run_program({"sh", "-c", "echo one; echo two >&2; exit 3"}, path(""), 10).status, 3);
   EXPECT_EQ(run_program({"sh", "-c", "echo one; echo two >&2"}, path(""), 10).last_line, "two");
   EXPECT_EQ(run_program({"no-such-program-here"}, path(""), 10).status, 127);
@@ -121,7 +121,7 @@ class TokenFileTest : public DataTest {
   }
 };
 
-TEST_F(TokenFileTest, RoundTripsBothWidths) {
+TEST_F(TokenFileTest, RoundTripsBothTokenWidths) {
   for (const int64_t vocab : {int64_t{65536}, int64_t{70000}}) {
     const std::vector<int32_t> tokens{0, 65535, static_cast<int32_t>(vocab - 1)};
     TokenFile::write(path("t.tok"), tokens, vocab);
@@ -136,7 +136,7 @@ TEST_F(TokenFileTest, RoundTripsBothWidths) {
   expect_error(Status::output, {"no/t.tok"}, [&] { TokenFile::write(path("no/t.tok"), bad, 8); });
 }
 
-TEST_F(TokenFileTest, RejectsEveryTruncationAndChangedByte) {
+TEST_F(TokenFileTest, RejectsEveryTruncationAndCorruptedByte) {
   counting(20);
   const std::string good = read_file(path("t.tok"));
   const auto refused = [&](const std::string& bytes) {
@@ -173,7 +173,7 @@ TEST_F(TokenFileTest, RejectsFilesModifiedWhileOpen) {
   expect_error(Status::input, {"t.tok", "truncated"}, [&] { f.copy(8000, 2000, out.data()); });
 }
 
-TEST_F(TokenFileTest, OrderDependsOnlyOnSeedAndStep) {
+TEST_F(TokenFileTest, WindowOrderDependsOnlyOnSeedAndStep) {
   const TokenFile f = counting(1000);
   const Loader loader(f, 16, 12, 7);
   std::vector<int32_t> in(12 * 16), out(12 * 16), part_in(12 * 16), part_out(12 * 16);
@@ -195,7 +195,7 @@ TEST_F(TokenFileTest, OrderDependsOnlyOnSeedAndStep) {
   EXPECT_NE(in, part_in);
 }
 
-TEST_F(TokenFileTest, LoaderReachesTheLastTokenAndRejectsALongContext) {
+TEST_F(TokenFileTest, LoaderReachesLastTokenAndRejectsLongContexts) {
   const TokenFile f = counting(9);
   std::vector<int32_t> in(8), out(8);
   Loader(f, 8, 1, 1).load(5, 0, 1, in.data(), out.data());
@@ -293,7 +293,7 @@ TEST_F(LongText, ChunkedWordCountsMatchFullText) {
   EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .min_count = 16}).to_json());
 }
 
-TEST_F(LongText, NotesDroppedRareWords) {
+TEST_F(LongText, NotesReportDroppedRareWords) {
   WordCounts counts;
   const size_t words = WordCounts::kMax + 2;
   std::string text;
@@ -316,7 +316,7 @@ int64_t peak() {
   return kilobytes / 1024;
 }
 
-TEST_F(LongText, UsesLittleMemory) {
+TEST_F(LongText, ChunkedEncodingUsesLittleMemory) {
   std::string lines;
   for (int i = 0; i < 20'000; ++i) lines += "line " + std::to_string(i) + " of a long text, word by word\n";
   for (int i = 0; i < 50; ++i) {

@@ -60,7 +60,7 @@ class EmulatedGpuDeathTest : public EmulatedGpu {
   }
 };
 
-TEST_F(EmulatedGpu, DependentBlocksComputeWrongValues) {
+TEST_F(EmulatedGpu, ExposesDependenciesBetweenBlocks) {
   std::vector<float> last;
   for (int i = 0; i < 3; ++i) {
     const Tensor sums = Tensor::zeros({8}, DType::float32, arena);
@@ -108,12 +108,12 @@ TEST_F(EmulatedGpu, AddressSanitizerDetectsUseAfterRelease) {
 }
 
 // AddressSanitizer reports a fault in its own format.
-TEST_F(EmulatedGpuDeathTest, HostMayNotAccessDeviceMemory) {
+TEST_F(EmulatedGpuDeathTest, HostAccessToDeviceMemoryFaults) {
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   EXPECT_DEATH(put(x.device_data<float>(), 1), "the host touches the GPU's memory|AddressSanitizer: SEGV");
 }
 
-TEST_F(EmulatedGpuDeathTest, KernelMayNotAccessHostMemory) {
+TEST_F(EmulatedGpuDeathTest, KernelAccessToHostMemoryFaults) {
   const Tensor x = Tensor::zeros({4}, DType::float32, make_arena());
   const auto run = [&] {
     launch_put(x.data<float>(), 1);
@@ -138,7 +138,7 @@ TEST_F(EmulatedGpu, NewMemoryContainsNaN) {
 }
 
 // Queued work runs at the next wait, or immediately.
-TEST_F(EmulatedGpu, RunsWorkLateOrImmediately) {
+TEST_F(EmulatedGpu, RunsQueuedWorkAtNextWaitOrImmediately) {
   const std::shared_ptr<std::byte> pinned = cuda::pinned_memory(sizeof(float));
   auto* const x = reinterpret_cast<float*>(pinned.get());
   *x = 1;
@@ -149,7 +149,7 @@ TEST_F(EmulatedGpu, RunsWorkLateOrImmediately) {
 }
 
 // Pinned memory is registered in chunks: CUDA rejects a copy that spans two of them.
-TEST_F(EmulatedGpu, CopyMayNotSpanPinnedAllocations) {
+TEST_F(EmulatedGpu, RejectsCopiesAcrossPinnedAllocations) {
   constexpr int64_t kPiece = int64_t{16} << 20;
   const std::unique_ptr<Region> pinned = cuda::pinned_region();
   pinned->commit(2 * kPiece);
@@ -179,7 +179,7 @@ TEST_F(EmulatedGpu, KernelRunsOnTheGpuOfItsThread) {
   finish();
 }
 
-TEST_F(EmulatedGpu, LargeSharedMemoryMustBeRequested) {
+TEST_F(EmulatedGpu, RejectsLargeSharedMemoryUnlessRequested) {
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   const auto launched = [&] { return launch(1, 1, 64 * 1024, put, x.device_data<float>(), 1.0f); };
   EXPECT_EQ(launched(), cudaErrorInvalidValue);
@@ -203,7 +203,7 @@ TEST_F(EmulatedGpu, RejectsPinningDuringCapture) {
 
 using FailuresGpu = test::OnGpu;
 
-TEST_F(FailuresGpu, LeaveNoErrorWithoutGpu) {
+TEST_F(FailuresGpu, QueryWithoutGpuLeavesNoError) {
   setenv("TESSERA_EMULATED_GPUS", "0", 1);
   EXPECT_EQ(cuda::gpu_count(), 0);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -223,13 +223,13 @@ TEST_F(FailuresGpu, MissingGpuIsExplainedInOneLine) {
   for (const auto& [gpus, why] : cases) {
     setenv("TESSERA_EMULATED_GPUS", gpus, 1);
     EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
-              "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
+              "`device` cuda: no GPU was found: " + why + "; `device` cpu needs none");
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
-TEST_F(FailuresGpu, LeaveNoErrorAfterQueryOfBusyStream) {
+TEST_F(FailuresGpu, QueryOfBusyStreamLeavesNoError) {
   bool may_end = false;
   cuda::Context& context = arena->local<cuda::Context>();
   context.stream()->line->push([&] { return may_end; });
@@ -253,7 +253,7 @@ TEST_F(FailuresGpu, ArenaLocalsOutliveQueuedWork) {
   EXPECT_TRUE(ran_before);
 }
 
-TEST_F(FailuresGpu, LeaveNoErrorAfterFailedCapture) {
+TEST_F(FailuresGpu, FailedCaptureLeavesNoError) {
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   const auto waits = [&] { cudaStreamSynchronize(arena->local<cuda::Context>().stream()); };
   EXPECT_THROW(cuda::Graph(arena, waits), Error);
@@ -262,20 +262,20 @@ TEST_F(FailuresGpu, LeaveNoErrorAfterFailedCapture) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST_F(FailuresGpu, OutOfMemoryStatesBytesInUse) {
+TEST_F(FailuresGpu, OutOfMemoryErrorNamesBytesInUse) {
   const int64_t all = arena->region().capacity();
   const Tensor held = Tensor::empty({1000}, DType::float32, arena);
   EXPECT_EQ(error_message([&] { arena->allocate(all, Category::activations); }, Status::communication),
-            fmt::format("out of memory: [arena] {0} bytes of activations do not fit next to the 4000 in use of {0} on "
-                        "the cuda; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
+            fmt::format("out of memory: [arena] {0} bytes of activations do not fit in addition to the 4000 in use of "
+                        "{0} on the cuda; reduce `batch`, increase `microbatches`, or use `recompute` or `offload`",
                         all));
 }
 
-TEST_F(FailuresGpu, GpuWithoutCodeIsNamed) {
+TEST_F(FailuresGpu, ErrorNamesGpuWithoutKernelCode) {
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
   EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
-            "`device` cuda: this program contains no code for emulated GPU, of compute capability 9.0; expected a "
-            "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
+            "`device` cuda: this program was not built for emulated GPU (compute capability 9.0); rebuild with "
+            "-DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
@@ -285,7 +285,7 @@ TEST_F(FailuresGpu, GpuWithoutCodeIsNamed) {
 
 constexpr int64_t kVocab = 4104, kBatch = 2, kTokens = 8;
 
-class OnePass : public test::OnGpu {
+class FusedCrossEntropy : public test::OnGpu {
  protected:
   void SetUp() override {
     OnGpu::SetUp();
@@ -302,7 +302,7 @@ class OnePass : public test::OnGpu {
   Tensor ids;
 };
 
-TEST_F(OnePass, TrainingStepReadsLogitsOnce) {
+TEST_F(FusedCrossEntropy, TrainingStepReadsLogitsOnce) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = kTokens, .vocab = kVocab});
     model.materialize(1, arena, dtype, DType::float32);
@@ -316,7 +316,7 @@ TEST_F(OnePass, TrainingStepReadsLogitsOnce) {
 }
 
 // Logits that are used again afterwards are not overwritten.
-TEST_F(OnePass, ReusedLogitsAreNotOverwritten) {
+TEST_F(FusedCrossEntropy, ReusedLogitsAreNotOverwritten) {
   const Var logits(Tensor::zeros({kBatch * kTokens, kVocab}, DType::float32, arena), true);
   const Tensor targets = ids.reshape({kBatch * kTokens});
   EXPECT_EQ(rows_in_shared(DType::float32, [&] { backward(cross_entropy(logits, targets, 1).mean); }), 0);
@@ -329,7 +329,7 @@ TEST_F(OnePass, ReusedLogitsAreNotOverwritten) {
 
 // Kernel launches of an expert layer are independent of the number of experts.
 
-using Launches = test::OnGpu;
+using KernelLaunches = test::OnGpu;
 
 constexpr int64_t kChannels = 8, kHidden = 12;
 
@@ -342,7 +342,7 @@ std::pair<uint64_t, uint64_t> of_a_pass(MixtureOfExperts& layer, const Var& x) {
   return {between - before, emulator::launches() - between};
 }
 
-TEST_F(Launches, LayerLaunchesAreIndependentOfExpertCount) {
+TEST_F(KernelLaunches, CountIsIndependentOfNumberOfExperts) {
   for (const bool gated : {false, true})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       using Passes = std::vector<std::pair<uint64_t, uint64_t>>;
@@ -364,7 +364,7 @@ TEST_F(Launches, LayerLaunchesAreIndependentOfExpertCount) {
 }
 
 // One launch per full set of group arguments, if there are rows or, for gradients, weights.
-TEST_F(Launches, GroupedGemmLaunchesOncePer192Groups) {
+TEST_F(KernelLaunches, GroupedGemmLaunchesOncePer192Groups) {
   const Tensor x = test::drawn({40, kChannels}, DType::float32, "x").to(arena),
                dy = test::drawn({40, kHidden}, DType::float32, "dy").to(arena),
                w = test::drawn({kHidden, kChannels}, DType::float32, "w").to(arena);
@@ -393,7 +393,7 @@ TEST_F(Launches, GroupedGemmLaunchesOncePer192Groups) {
 
 // Without an algorithm for odd rows, only odd operands are copied: the weight and the result (fill, copy; copy out),
 // not x.
-TEST_F(Launches, PaddedMatmulCopiesOnlyOddOperands) {
+TEST_F(KernelLaunches, PaddedMatmulCopiesOnlyUnalignedOperands) {
   const auto of_rows = [&](int64_t rows) {
     const Tensor x = test::drawn({rows, 16}, DType::bfloat16, "x").to(arena),
                  w = test::drawn({21, 16}, DType::bfloat16, "w").to(arena);

@@ -168,7 +168,7 @@ class Page(unittest.TestCase):
         self.assertEqual(self.value(error.format("pp")), "null")
         self.assertEqual(self.value("document.querySelectorAll('.stale').length"), 0)
 
-    def test_reports_plans_that_do_not_fit(self):
+    def test_reports_plans_beyond_memory(self):
         self.open("model=llama3-70b&pp=1")
         self.assertIn("The plan does not fit: a rank needs", self.value("document.getElementById('verdict-line').textContent"))
         self.assertIn("Largest category:", self.value("document.getElementById('verdict-why').textContent"))
@@ -190,7 +190,7 @@ class Page(unittest.TestCase):
             self.assertGreater(len(root.findall(".//{http://www.w3.org/2000/svg}text")), 1)
         self.assertEqual(self.value("document.querySelectorAll('figure button').length"), 4)
 
-    def test_is_readable_in_all_schemes_and_widths(self):
+    def test_is_readable_in_all_colour_schemes_and_widths(self):
         means = []
         for scheme in ("light", "dark"):
             for width in (1600, 800):
@@ -218,7 +218,7 @@ class Page(unittest.TestCase):
         for words in ("bubble, all ranks", "matmuls", "ZeRO", "Recomputation"):
             self.assertIn(words, self.value("document.body.innerText"))
 
-    def test_report_shows_tips_and_fits_narrow_screens(self):
+    def test_report_shows_tooltips_and_fits_narrow_screens(self):
         for words in ("train --pp 2 --microbatches 2 --layers 2 --heads 2 --channels 32 --context 16 --batch 4 --steps 2 "
                       "--threads-per-rank 1 --no-eval --no-save --trace --quiet --out run",
                       "report run"):
@@ -237,7 +237,7 @@ class Page(unittest.TestCase):
         alike = self.value("document.querySelectorAll('.same').length")  # F and B on both stages, in each picture
         self.assertEqual(alike, 4 * self.value("document.querySelectorAll('#pipeline > svg').length"))
 
-    def test_colours_differ_for_all_kinds_of_vision(self):
+    def test_colours_differ_for_all_types_of_colour_vision(self):
         for scheme in ("light", "dark"):
             self.browser.scheme(scheme)
             for names in ("parameters gradients optimizer activations communication workspace", "F B W idle", "F I W idle",

@@ -146,7 +146,7 @@ class Server(unittest.TestCase):
         length = "Content-Length: 1000000000000"
         self.assertEqual(self.server.ask("/", length, method="POST")[0], 405)
 
-    def test_answers_oversized_requests(self):
+    def test_responds_to_oversized_requests(self):
         for method in ("GET", "HEAD", "POST"):
             for size in (1, 20_000, 1 << 20):
                 for headers, body in ((f"Content-Length: {size}", b"a" * size),
@@ -196,7 +196,7 @@ class Server(unittest.TestCase):
         resident = int(re.search("VmRSS: *\t* *([0-9]+)", status)[1])
         self.assertLess(resident, 300_000)
 
-    def test_survives_garbage(self):
+    def test_survives_malformed_requests(self):
         rng = random.Random(7)
         for i in range(150):
             text = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 400)))

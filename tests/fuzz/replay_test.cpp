@@ -18,7 +18,7 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return found;
 }
 
-TEST(Fuzz, CorpusFilesMatchTheirNames) {
+TEST(Fuzz, CorpusFilesAreAcceptedOrRejectedAsNamed) {
   for (const auto& [name, parse] : targets()) {
     int accepted = 0, refused = 0;
     for (const fs::path& file : entries(kCorpus / name)) {
@@ -35,7 +35,7 @@ TEST(Fuzz, CorpusFilesMatchTheirNames) {
   }
 }
 
-TEST(Fuzz, TargetsAndCorporaCorrespond) {
+TEST(Fuzz, EveryTargetHasCorpus) {
   std::set<std::string> named, kept;
   for (const auto& [name, parse] : targets()) named.insert(name);
   for (const fs::path& folder : entries(kCorpus)) kept.insert(folder.filename().string());

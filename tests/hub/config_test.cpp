@@ -71,7 +71,7 @@ TEST(HubConfig, ReadsOrRejectsPublishedConfigurations) {
 const Json kTiny{{"model_type", "llama"}, {"hidden_size", 16}, {"num_attention_heads", 2}, {"vocab_size", 50}};
 
 // A harmful value is rejected by name, a harmless one has no effect.
-TEST(HubConfig, RejectsUnsupportedKeysByName) {
+TEST(HubConfig, ErrorsNameUnsupportedKeys) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const std::tuple<const char*, Json, Json> keys[] = {
       {"hidden_act", "gelu", "swish"},
@@ -166,7 +166,7 @@ TEST(HubConfig, DefaultsMatchTransformers) {
 
 // In transformers 5.24.0 no model of these types rotates part of a head with default positions, and each fails with
 // scaled ones; its Qwen3 and Llama have biases of all four projections, its Mistral and Qwen2 ignore the key.
-TEST(HubConfig, PartialRotationAndBiasesMatchTransformers) {
+TEST(HubConfig, PartialRotaryFactorAndBiasesMatchTransformers) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const Json part = with(kTiny, "partial_rotary_factor", 0.5);
   EXPECT_EQ(in_words(parsed(part.dump())), plain + "; note: partial_rotary_factor");
@@ -244,7 +244,7 @@ TEST(HubConfig, RoundTrips) {
 }
 
 // A window is used if layers slide, and has an effect if it is shorter than the context.
-TEST(HubConfig, ReadsWindowsOfSlidingLayers) {
+TEST(HubConfig, ReadsWindowOfSlidingLayers) {
   const auto window = [](const char* type, const Json& keys) {
     Json config = with(with(kTiny, "model_type", type), "max_position_embeddings", 64);
     config.update({{"num_hidden_layers", 2}, {"num_key_value_heads", 2}});
@@ -273,7 +273,7 @@ TEST(HubConfig, ReadsWindowsOfSlidingLayers) {
 }
 
 // Every layer of Mixtral and Qwen3-MoE has experts, each with separate tensors.
-TEST(HubExperts, NamesAndKeysMatchTransformers) {
+TEST(HubExperts, TensorNamesAndKeysMatchTransformers) {
   ModelConfig mixtral{.family = Family::llama, .layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40};
   mixtral.kv_heads = 1, mixtral.head_dim = 8, mixtral.ffn = 24, mixtral.tied = false;
   mixtral.experts.count = 3;

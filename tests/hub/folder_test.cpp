@@ -52,7 +52,7 @@ TEST_F(HubFolderTest, LossMatchesTransformers) {
 }
 
 // After one step of SGD, each weight is w - lr g with the gradients of PyTorch.
-TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
+TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterOneSgdStep) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
     const Safetensors fixture = open_fixture(name);
@@ -85,7 +85,7 @@ TEST_F(HubFolderTest, RoundTripsAndMatchesPyTorchAfterAnSgdStep) {
   }
 }
 
-TEST(HubConvert, ReadsEveryFloat16) {
+TEST(HubConvert, ConvertsEveryFloat16) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
     const TensorBytes from{"x", DType::bfloat16, {1}, std::as_bytes(std::span(&half, 1)), true};
@@ -104,7 +104,7 @@ TEST(HubConvert, ReadsEveryFloat16) {
 }
 
 // Keys of published models without effect on the computation: the loss is unchanged.
-TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
+TEST_F(HubFolderTest, IgnoredKeysDoNotAffectLoss) {
   const std::pair<const char*, Json> cases[] = {
       {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
       {"gpt2", {{"n_special", 0}, {"predict_special_tokens", true}}},                        // gpt2-medium
@@ -127,7 +127,7 @@ TEST_F(HubFolderTest, IgnoredKeysDoNotChangeTheLoss) {
 }
 
 // Tensor names and dtypes as other programs leave them: the loss is that of the plain directory.
-TEST_F(HubFolderTest, ReadsWrappedNamesBareModelsAndMasks) {
+TEST_F(HubFolderTest, ReadsPrefixedNamesBareModelsAndMaskBuffers) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
     const Safetensors fixture = open_fixture(variant);
@@ -164,29 +164,30 @@ TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
     file("model.safetensors", bytes);
     expect_refused(words);
   };
-  with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a pointer of git-lfs");
+  with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a Git LFS pointer");
   with("<!DOCTYPE html><html><head></head></html>", "a web page");
   with("", "an empty file");
   with("PK\x03\x04 torch.save() makes this", "a zip archive");
   fs::remove(path("model.safetensors"));
   file("pytorch_model.bin", "PK");
   expect_refused(
-      "pytorch_model.bin is a pickle of PyTorch, which is not read: from_pretrained(FOLDER).save_pretrained(NEW)");
+      "pytorch_model.bin is a PyTorch pickle, which is not supported: from_pretrained(FOLDER).save_pretrained(NEW)");
   file("model.safetensors.index.json", "version https://git-lfs.github.com/spec/v1\n");
-  expect_refused("index.json is a pointer of git-lfs");
+  expect_refused("index.json is a Git LFS pointer");
 }
 
-TEST_F(HubFolderTest, ErrorsNameFilesOfOtherPrograms) {
+TEST_F(HubFolderTest, ErrorsNameUnsupportedModelFormats) {
   const std::pair<const char*, const char*> all[] = {
-      {"a.gguf", "a GGUF model of llama.cpp, which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
+      {"a.gguf", "a GGUF model (llama.cpp), which is not supported: from_pretrained(FOLDER, gguf_file=NAME)"},
       {"model.onnx", "an ONNX model"},
       {"weights.npz", "NumPy arrays"},
-      {"a.pt", "a pickle of PyTorch"},
-      {"tf_model.h5", "a model of Keras"},
+      {"a.pt", "a PyTorch pickle"},
+      {"tf_model.h5", "a Keras or TensorFlow model"},
       {"rank0.engine", "a TensorRT engine"},
-      {"zero_to_fp32.py", "a checkpoint of DeepSpeed, which is not read: python zero_to_fp32.py FOLDER NEW"},
-      {"__0_0.distcp", "a distributed checkpoint of PyTorch (DCP, FSDP), which is not read: accelerate merge-weights"},
-      {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron-LM"},
+      {"zero_to_fp32.py", "a DeepSpeed checkpoint, which is not supported: python zero_to_fp32.py FOLDER NEW"},
+      {"__0_0.distcp",
+       "a distributed PyTorch checkpoint (DCP, FSDP), which is not supported: accelerate merge-weights"},
+      {"latest_checkpointed_iteration.txt", "a Megatron-LM checkpoint"},
       {"model-00001.safetensors", "tensors without a configuration"}};
   for (const auto& [name, words] : all) {
     emptied("other");
@@ -285,7 +286,7 @@ class LlmcModelTest : public HubTest {
   }
 };
 
-TEST_F(LlmcModelTest, ReadsTheTensorsOfItsHeader) {
+TEST_F(LlmcModelTest, ReadsTensorsDescribedByHeader) {
   const ModelConfig config{.layers = 3, .heads = 2, .channels = 8, .context = 5, .vocab = 90};
   const auto model = random_model(config), again = random_model(config, 4);
   for (const int version : {1, 3, 5}) {
@@ -306,7 +307,7 @@ TEST_F(LlmcModelTest, ReadsTheTensorsOfItsHeader) {
     expect_error(Status::input, {"model.bin: ", words}, [&] { LlmcModel(file("model.bin", bytes)); });
   };
   refused(whole.substr(0, 1000), "1000 bytes; expected a header of 1024");
-  refused(whole + "x", fmt::format("{} bytes; expected {} by its header", whole.size() + 1, whole.size()));
+  refused(whole + "x", fmt::format("{} bytes; expected {} according to its header", whole.size() + 1, whole.size()));
   const auto with = [&](size_t at, int32_t value) {
     std::string bytes = whole;
     bytes.replace(4 * at, 4, reinterpret_cast<const char*>(&value), 4);
@@ -314,8 +315,8 @@ TEST_F(LlmcModelTest, ReadsTheTensorsOfItsHeader) {
   };
   refused(with(1, 2), "of version 2; expected 1, 3 or 5");
   refused(with(4, -1), "a size of -1");
-  refused(with(5, 3), "3 heads, 8 channels and 128 rows for 90 tokens are not a valid model");
-  refused(with(7, 64), "64 rows for 90 tokens are not a valid model");
+  refused(with(5, 3), "3 heads, 8 channels, 128 embedding rows (padded vocabulary) for a vocabulary of 90");
+  refused(with(7, 64), "64 embedding rows (padded vocabulary) for a vocabulary of 90");
 }
 
 }  // namespace

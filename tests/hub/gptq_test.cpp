@@ -18,7 +18,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
   return m;
 }
 
-TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
+TEST(GptqFormat, PackedBitsMatchAutoGptq) {
   const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
   ASSERT_EQ(t.qweight.size(), 8u * 32);
   // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, with 16 subtracted from the last two.
@@ -130,7 +130,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
 }
 
 // The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5 for the same codes.
-TEST_F(GptqFolderTest, AcceptsEverySpelling) {
+TEST_F(GptqFolderTest, AcceptsKeysOfEveryLibrary) {
   write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const auto sum = [&] {
     const HubFolder folder(path(""));
@@ -169,7 +169,7 @@ TEST_F(GptqFolderTest, AcceptsEverySpelling) {
 
 // Groups in another column order, differing zero points, version 2, scales in bfloat16: w = scale (code - zero), as
 // computed by AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zero points of version 1).
-TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
+TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
   const ModelConfig config = kGpt2;
   const HubWeights weights = random_weights(config, 16);
   write_hub_folder(path(""), config, weights);
@@ -227,7 +227,7 @@ TEST_F(GptqFolderTest, DequantizesOtherOrdersAndZeros) {
   expect_refused("c_attn.g_idx' is missing");
 }
 
-TEST_F(GptqFolderTest, RejectsCorruptFilesAndOtherFormats) {
+TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
   write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const Json config = json("config.json");
   const auto with = [&](const char* key, const Json& value, const std::string& words) {

@@ -155,7 +155,7 @@ void for_each_variant(const std::function<void(const Safetensors&)>& check) {
 }
 
 // Tessera's parser yields the configurations and tensor locations read above.
-TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
+TEST(LlamaReference, HubParserReadsReferenceConfigurations) {
   for_each_variant([&](const Safetensors& fixture) {
     ModelConfig read = parse_hub_config(fixture.metadata().at("config"), "config"), expected = to_model_config(fixture);
     EXPECT_EQ(difference(field_descriptors(read), field_descriptors(expected)), "");
@@ -173,7 +173,7 @@ TEST(LlamaReference, LogitsLossAndGradientsMatchTransformers) {
   });
 }
 
-TEST(LlamaReference, IncrementalDecodingMatchesForward) {
+TEST(LlamaReference, IncrementalDecodingMatchesForwardPass) {
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, make_arena()); });
 }
 
@@ -199,7 +199,7 @@ TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsMatchTransformers) {
   });
 }
 
-TEST_F(LlamaReferenceGpu, IncrementalDecodingMatchesForward) {
+TEST_F(LlamaReferenceGpu, IncrementalDecodingMatchesForwardPass) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   for_each_variant([&](const Safetensors& fixture) { expect_decoding(fixture, arena); });
 }

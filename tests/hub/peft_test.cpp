@@ -57,7 +57,7 @@ class PeftFolderTest : public HubTest {
   std::unique_ptr<Safetensors> model_, adapters_;
 };
 
-TEST_F(PeftFolderTest, RoundTripsMergesAndMatchesPeft) {
+TEST_F(PeftFolderTest, AdaptersRoundTripAndMergedOutputMatchesPeft) {
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();
@@ -110,12 +110,12 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
-  expect_error(Status::input, {"no adaptable layer 'w1'; expected some of q_proj, k_proj, v_proj, o_proj"},
+  expect_error(Status::input, {"no adaptable layer 'w1'; expected one or more of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).apply_to(base, source); });
 }
 
 // Other formats of the same adapters, as read by PEFT 0.21, give the same results.
-TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
+TEST_F(PeftFolderTest, AcceptsAlternativeFormats) {
   make_folders("grouped");
   const Json good = config();
   const auto expect_same = [&](size_t notes) {
@@ -169,7 +169,7 @@ TEST_F(PeftFolderTest, AcceptsOtherSpellings) {
   EXPECT_EQ(folder.base(path("elsewhere").string()), path("elsewhere"));
 }
 
-TEST_F(PeftFolderTest, RejectsUnsupportedSettingsByName) {
+TEST_F(PeftFolderTest, ErrorsNameUnsupportedSettings) {
   make_folders("grouped");
   const Json good = config();
   const std::tuple<const char*, Json, const char*> wrong[] = {

@@ -55,7 +55,7 @@ std::vector<int32_t> some_ids() {
   return ids;
 }
 
-TEST(Transformers, ExchangesDirectoriesBothWays) {
+TEST(Transformers, ExchangesModelsInBothDirections) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   const std::vector<int32_t> ids = some_ids();
@@ -82,7 +82,7 @@ TEST(Transformers, ExchangesDirectoriesBothWays) {
 }
 
 // Published keys with small sizes: transformers and Tessera compute the same.
-TEST(Transformers, AgreesOnPublishedConfigurations) {
+TEST(Transformers, MatchesOnPublishedConfigurations) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/published_configurations.py",

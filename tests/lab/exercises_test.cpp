@@ -135,7 +135,7 @@ TEST(Lab, CreatesAndGradesExercises) {
 }
 
 // Code identical to Tessera's (except whitespace and comments) is reported in a note and does not affect the result.
-TEST(Lab, CopiedCodeIsNotedAndGraded) {
+TEST(Lab, GradesCopiedCodeWithNote) {
   const Exercise& e = exercise("1f1b");
   const std::string product = product_file(e), loop = "for (int i = 0; i < ahead; ++i)";
   std::string spaced = product, own = product;
@@ -148,7 +148,7 @@ TEST(Lab, CopiedCodeIsNotedAndGraded) {
     EXPECT_TRUE(verdict.solved) << verdict.text;
     ASSERT_EQ(verdict.notes.size(), notes) << verdict.text;
     EXPECT_EQ(verdict.score.at(0), (std::pair<std::string, double>("bytes_of_text", without_blanks(text).size())));
-    const std::string note = "contains Tessera's code except for comments and whitespace: one_f_one_b()";
+    const std::string note = "contains code that is identical to Tessera's up to comments and whitespace: one_f_one_b()";
     EXPECT_EQ(has(verdict.text, "  note   your file " + note + "\n"), notes == 1);
     EXPECT_EQ(has(json(e, verdict), R"("notes":[")" + note + R"("]})"), notes == 1) << json(e, verdict);
   }
@@ -202,7 +202,7 @@ Change schedule(Schedule (*make)(int ranks, int microbatches)) {
       [make](Lists& l) { l = make(static_cast<int>(l.size()), l[0].back().microbatch + 1).actions; });
 }
 
-TEST(Lab, EachCheckFailsWithExactPoints) {
+TEST(Lab, EachFailedCheckScoresExactPoints) {
   const auto sent = [](Op op, int64_t bytes) {
     return compute_change<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
   };
@@ -288,7 +288,7 @@ TEST(Lab, EachCheckFailsWithExactPoints) {
 }
 
 // Sources and includes that a compiler would read forever are rejected without compiling.
-TEST(Lab, RejectsSourcesThatAreNotRegularFiles) {
+TEST(Lab, RejectsNonRegularSourceFiles) {
   const TemporaryDirectory place(temporary_directory() / "tessera-lab");
   const fs::path source = place.path() / "ring.cpp", pipe = place.path() / "pipe.h";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -345,7 +345,7 @@ TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {
   EXPECT_GE(number, 10);
 }
 
-TEST(Lab, MistakesChangeTheirFiles) {
+TEST(Lab, EveryMistakeChangesItsFile) {
   for (const Mistake& m : mistakes())
     EXPECT_NE(changed(product_file(exercise(m.exercise)), m), product_file(exercise(m.exercise)));
 }

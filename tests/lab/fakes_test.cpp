@@ -113,7 +113,7 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
                                          harmless ? "" : " and no harm", verdict.text);
 }
 
-TEST(Fakes, AreRejected) {
+TEST(FakeSubmissions, AreRejected) {
   std::vector<std::pair<const Exercise*, const Fake*>> all;
   const char *only = std::getenv("TESSERA_FAKES"), *draw = std::getenv("TESSERA_DRAW");
   size_t number = draw ? std::stoull(draw) : 0;
@@ -134,7 +134,7 @@ TEST(Fakes, AreRejected) {
 }
 
 // Constant bytes for every request.
-TEST(Fakes, GradersRejectMalformedAnswers) {
+TEST(FakeSubmissions, MalformedAnswersAreRejected) {
   for (const Exercise& e : exercises())
     for (const size_t size : {0, 8, 64, 4096, 100000})
       for (const char byte : {'\0', '\1', '\x7f', '\xff'}) {
@@ -146,7 +146,7 @@ TEST(Fakes, GradersRejectMalformedAnswers) {
 }
 
 // Correct answers that are replayed, truncated, half zeroed, or of another seed.
-TEST(Fakes, ReplayedAndTruncatedAnswersAreRejected) {
+TEST(FakeSubmissions, ReplayedAndTruncatedAnswersAreRejected) {
   for (const Exercise& e : exercises()) {
     std::vector<std::string> before;
     const Ask records = [&](const auto& local) { return before.emplace_back(local()); };

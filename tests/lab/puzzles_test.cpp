@@ -127,7 +127,7 @@ TEST(Puzzles, FilesOfTwoLearnersAreNotInterchangeable) {
 }
 
 // Output of Tessera solves no puzzle: built-in schedules of these sizes and plans for the task.
-TEST(Puzzles, BuiltInOutputSolvesNoSeed) {
+TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
   std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> plans;  // by sequences and context
   for (const Puzzle& p : puzzles()) {
     std::set<std::string> tasks;
@@ -183,7 +183,8 @@ std::vector<Attempt> mistakes() {
       for (const char* fault : {"skipped-update", "gradients-summed-twice", "gradients-divided-twice", "early-receive",
                                 "missing-output-sum", "gpipe-for-1f1b"})
         if (has(p.page, fault))
-          out.push_back({name, "name", fmt::format("1 {0}\n2 {0}\n3 {0}\n", fault), "The run would show", 7});
+          out.push_back(
+              {name, "name", fmt::format("1 {0}\n2 {0}\n3 {0}\n", fault), "With this fault the run would report", 7});
     if (p.file == "plan.toml") {
       const int batch = std::stoi(p.task(0).numbers.substr(2));
       const auto plan = [&](const char* bound, const char* rest, int sequences, int dp, const char* says = "") {
@@ -281,10 +282,10 @@ TEST(Puzzles, EachCheckRejectsMistakes) {
 }
 
 // The seed determines the faults of the runs. `parts`: typical output of each fault, in the order of the runs.
-TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
+TEST(Puzzles, SeedDeterminesRunsAndAnswers) {
   const Puzzle& p = puzzle("traces");
   const char *none = " 0 bytes sent", *half = "all 0.5 times", *same = "unchanged by the step",
-             *twice = "231424 bytes sent", *others = "was given tokens other";
+             *twice = "231424 bytes sent", *others = "received tokens that differ";
   using Names = std::vector<const char*>;
   for (const auto& [seed, names, parts] :
        {std::tuple(uint64_t{0}, Names{"missing-gradient-sum", "skipped-update", "skipped-microbatch"},
@@ -303,7 +304,7 @@ TEST(Puzzles, RunsAndAnswersFollowTheSeed) {
   }
 }
 
-TEST(Puzzles, RejectsMalformedFilesWithOneLine) {
+TEST(Puzzles, RejectsMalformedFilesWithOneLineError) {
   for (const Puzzle& p : puzzles()) {
     for (const std::string& text : {std::string(), std::string("\177ELF\0\xff\xfe\n\1", 9), std::string("x\n")}) {
       const std::string verdict = verdict_on(p, 0, text);
@@ -315,7 +316,7 @@ TEST(Puzzles, RejectsMalformedFilesWithOneLine) {
 }
 
 // Files of other learners and other puzzles are rejected in a directory.
-TEST(Puzzles, RejectsFilesOfOtherDirectories) {
+TEST(Puzzles, RejectsFilesOfOtherPuzzlesAndLearners) {
   const TemporaryDirectory place(temporary_directory() / "tessera-puzzle");
   for (const Puzzle& p : puzzles()) {
     EXPECT_TRUE(p.page.starts_with("# p" + std::to_string(p.number) + ". ")) << p.name;
@@ -341,7 +342,7 @@ TEST(Puzzles, RejectsFilesOfOtherDirectories) {
 }
 
 // For every changed placement, the table rejects what a run shows to be wrong.
-TEST(Placements, TableIsAsStrictAsARun) {
+TEST(PlacementTable, RejectsEveryPlacementRejectedByRun) {
   std::vector<std::string> words{"R", "I", "P", "S(0)", "S(1)", "S(2)"};
   for (size_t from = 0; from < 6; ++from)
     for (size_t to = 0; to < 6; ++to)

@@ -154,7 +154,7 @@ TEST(Gpt, Bfloat16GradientsMatchFloat64) {
   EXPECT_LT(worst.error, 0.05) << worst.name;
 }
 
-TEST(Gpt, RecomputationChangesNoBit) {
+TEST(Gpt, RecomputationIsExact) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     ModelConfig config = kCases[0].config;
     config.dropout = 0.2;
@@ -213,7 +213,7 @@ std::vector<std::byte> gradients_of_a_step(DType dtype, int threads, bool defer)
 }
 
 // All kernels except oneDNN's GEMMs are bitwise independent of the number of threads.
-TEST(Gpt, ThreadsAndDeferredWeightGradientsChangeNoBit) {
+TEST(Gpt, GradientsAreIndependentOfThreadsAndDeferral) {
   const std::vector<std::byte> wide = gradients_of_a_step(DType::float64, 1, false);
   for (const int threads : {1, 2, 3}) {
     const std::vector<std::byte> narrow = gradients_of_a_step(DType::float32, threads, false);
@@ -225,7 +225,7 @@ TEST(Gpt, ThreadsAndDeferredWeightGradientsChangeNoBit) {
   }
 }
 
-TEST(Gpt, DecodingWithCacheEqualsForwardPass) {
+TEST(Gpt, DecodingWithCacheMatchesForwardPass) {
   const Case& c = kCases[1];
   const ArenaPtr arena = make_arena();
   auto model = make_model(c.config, DType::float64, arena);

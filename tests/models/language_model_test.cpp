@@ -44,7 +44,7 @@ TEST(LanguageModel, UnitsFollowDeclarationOrder) {
   EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{1, 2, 3}));
 }
 
-TEST(LanguageModel, CountsFlops) {
+TEST(LanguageModel, FlopsMatchManualCount) {
   BareModel model(kConfig);
   EXPECT_EQ(model.layer_flops(0), 2 * 8 * 8 + 2 * 4 * 8);
   EXPECT_EQ(model.head_flops(), 2 * 8 * 11);
@@ -56,7 +56,7 @@ TEST(LanguageModel, CountsFlops) {
 
 // A query attends to i + 1 keys, or the last `window`: for 4 tokens 1 + 2 + 3 + 4, with windows of 2 about 1 + 2 + 2 +
 // 2.
-TEST(LanguageModel, CountsFlopsOfWindows) {
+TEST(LanguageModel, FlopsOfSlidingWindowsMatchManualCount) {
   ModelConfig config{.family = Family::llama, .layers = 3, .heads = 2, .channels = 8, .context = 64, .vocab = 11};
   const double all = make_model(config)->training_flops();
   for (const int64_t window : {64, 100}) {
@@ -69,7 +69,7 @@ TEST(LanguageModel, CountsFlopsOfWindows) {
 
 // Published models: 6 per parameter of a matmul (GPT-2 124M has 124,439,808, of which 786,432 are positions; Llama's
 // token table is only a lookup), and 12 L C T.
-TEST(LanguageModel, CountsFlopsOfPublishedModels) {
+TEST(LanguageModel, FlopsOfPublishedModelsMatchManualCount) {
   const auto flops = [](const char* name, int64_t vocab) {
     ModelConfig config = preset(name).value();
     config.vocab = vocab;
@@ -81,7 +81,7 @@ TEST(LanguageModel, CountsFlopsOfPublishedModels) {
 }
 
 // The default loss is that of the logits.
-TEST(LanguageModel, LossMatchesLogits) {
+TEST(LanguageModel, DefaultLossMatchesCrossEntropyOfLogits) {
   const ArenaPtr arena = make_arena();
   BareModel model(kConfig);
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -98,7 +98,7 @@ TEST(LanguageModel, RejectsUndeclaredFeatures) {
   Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
   EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
   EXPECT_EQ(error_message([&] { model.place({.tp = &two, .cp = &one}); }),
-            "`tp`: this model does not support the axis; expected 1, got 2");
+            "`tp`: this model does not support this axis; expected size 1, got 2");
   const ArenaPtr arena = make_arena();
   model.materialize(1, arena, DType::float32, DType::float32);
   TextCache cache = model.cache();
@@ -109,7 +109,7 @@ TEST(LanguageModel, RejectsUndeclaredFeatures) {
 
 constexpr int32_t kEnd = 3;
 
-TEST(Documents, BeginAfterEndToken) {
+TEST(Documents, BeginAfterEosToken) {
   const ArenaPtr arena = make_arena();
   const std::vector<int32_t> ids = {7, 5, 3, 5, 6, 8, 3, 3, 4, 3, 7, 7, 7, 7, 7, 7, 7, 3};
   const Documents d = find_documents(Tensor::of<int32_t>(ids, {2, 9}, arena), kEnd);

@@ -23,7 +23,7 @@ struct Kept {
   int64_t elements, beside;
 };
 
-Kept kept_by(const ModelConfig& c) {
+Kept saved_activations(const ModelConfig& c) {
   const bool gpt = c.family == Family::gpt2;
   const int64_t k = c.all_heads().key * c.head_size(), packed = c.attended() + 2 * k;
   if (c.recompute == Recompute::block) return {c.channels, 0};
@@ -35,7 +35,7 @@ Kept kept_by(const ModelConfig& c) {
   return kept;
 }
 
-TEST(Memory, BlockMatchesFormula) {
+TEST(Memory, BlockActivationsMatchFormula) {
   const ModelConfig gpt{.layers = kLayers, .heads = 4, .channels = 64, .context = kTokens, .vocab = 50};
   ModelConfig llama = gpt, normed = gpt;
   llama.family = normed.family = Family::llama;
@@ -60,11 +60,11 @@ TEST(Memory, BlockMatchesFormula) {
         };
         const std::string what = std::string(to_string(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
         const Usage usage = arena->usage(Category::activations);
-        EXPECT_EQ(usage.live - before, kLayers * bytes(kept_by(config))) << what;
+        EXPECT_EQ(usage.live - before, kLayers * bytes(saved_activations(config))) << what;
         // While the last block runs, all its tensors exist, and with head norms some of them twice.
         ModelConfig plain = config;
         plain.recompute = Recompute::none;
-        const int64_t most = (kLayers - 1) * bytes(kept_by(config)) + bytes(kept_by(plain));
+        const int64_t most = (kLayers - 1) * bytes(saved_activations(config)) + bytes(saved_activations(plain));
         if (mode == Recompute::none && !config.qk_norm)
           EXPECT_EQ(usage.peak - before, most) << what;
         else
@@ -72,7 +72,7 @@ TEST(Memory, BlockMatchesFormula) {
       }
 }
 
-TEST(Memory, BackwardFreesEverything) {
+TEST(Memory, BackwardFreesAllActivations) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 50});
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -89,7 +89,7 @@ TEST(Memory, BackwardFreesEverything) {
 
 // This step's full logits would have 256 MiB. Only one block of that size exists, in addition to saved activations and,
 // small here, the embedding's gradient.
-TEST(Memory, StepStoresNoLogits) {
+TEST(Memory, StepStoresNoFullLogits) {
   const ModelConfig config{.layers = 1, .heads = 1, .channels = 8, .context = 256, .vocab = 65536};
   const int64_t tokens = 4 * config.context, logits = tokens * config.vocab * 4;
   ASSERT_EQ(logits, 4 * kLogitsBytes);
@@ -109,7 +109,7 @@ TEST(Memory, StepStoresNoLogits) {
   }
 }
 
-TEST(Memory, ParametersGradientsAndStateAreCounted) {
+TEST(Memory, CountsParametersGradientsAndOptimizerState) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64});
   const int64_t n = model.parameter_count();
@@ -121,7 +121,7 @@ TEST(Memory, ParametersGradientsAndStateAreCounted) {
   EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * n);  // master, m, v
 }
 
-TEST(Memory, StepAllocatesNoNewMemory) {
+TEST(Memory, LaterStepsAllocateNoNewMemory) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 2, .heads = 4, .channels = 64, .context = 32, .vocab = 100, .dropout = 0.1});
   auto& units = model.materialize(1, arena, DType::float32, DType::float32);

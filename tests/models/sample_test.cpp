@@ -23,7 +23,7 @@ void draw_weights(Module& model, uint64_t seed = 3) {
   }
 }
 
-class DrawTest : public testing::Test {
+class SamplingTest : public testing::Test {
  protected:
   // Distinct tokens in 4,000 samples.
   static std::string keys(const Tensor& logits, const SampleOptions& o) {
@@ -42,7 +42,7 @@ class DrawTest : public testing::Test {
   Tensor logits_ = compute_logits({1, 4, 2, 3});
 };
 
-TEST_F(DrawTest, TopKAndTopPCutTail) {
+TEST_F(SamplingTest, TopKAndTopPTruncateTail) {
   EXPECT_EQ(keys({.top_k = 1}), "1");
   EXPECT_EQ(keys({.top_k = 3}), "123");
   EXPECT_EQ(keys({.top_p = 0.39}), "1");
@@ -55,7 +55,7 @@ TEST_F(DrawTest, TopKAndTopPCutTail) {
 }
 
 // As in transformers, filters apply successively, and ties with the k-th token remain.
-TEST_F(DrawTest, FiltersApplyInOrder) {
+TEST_F(SamplingTest, FiltersApplyInOrderOfTransformers) {
   EXPECT_EQ(keys(compute_logits({4, 3, 3, 1}), {.top_k = 2}), "012");
   // Top-p 0.75 retains three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for
   // top-p.
@@ -65,7 +65,7 @@ TEST_F(DrawTest, FiltersApplyInOrder) {
 }
 
 // transformers' RepetitionPenaltyLogitsProcessor: the penalty applies once per token.
-TEST_F(DrawTest, PenaltyAppliesOncePerToken) {
+TEST_F(SamplingTest, RepetitionPenaltyAppliesOncePerToken) {
   const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, make_arena());
   const SampleOptions o{.temperature = 0, .repetition_penalty = 1.04};
   EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
@@ -76,7 +76,7 @@ TEST_F(DrawTest, PenaltyAppliesOncePerToken) {
   EXPECT_EQ(draw_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
 }
 
-TEST_F(DrawTest, DependsOnlyOnSeedAndIndex) {
+TEST_F(SamplingTest, TokensDependOnlyOnSeedAndIndex) {
   const auto draws = [&](uint64_t seed) {
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 50; ++i) tokens.push_back(draw_token(logits_, {.seed = seed}, i));
@@ -158,7 +158,7 @@ double apart(const Tensor& a, const Tensor& b) {
 using Window = test::OneThread;
 
 // Otherwise a wrong token would go undetected.
-TEST_F(Window, DependsOnEveryTokenAndPosition) {
+TEST_F(Window, LogitsDependOnEveryTokenAndPosition) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 8), arena);
@@ -178,7 +178,7 @@ TEST_F(Window, DependsOnEveryTokenAndPosition) {
 }
 
 // With every split of the text into successively decoded chunks.
-TEST_F(Window, ChunkedDecodingEqualsForwardPass) {
+TEST_F(Window, ChunkedDecodingMatchesForwardPass) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 9), arena);
@@ -219,11 +219,11 @@ void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts)
     }
 }
 
-TEST_F(Window, GenerationReadsOnlyWindow) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
+TEST_F(Window, GenerationReadsOnlyContextWindow) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
 
 using WindowGpu = test::OnGpu;
 
-TEST_F(WindowGpu, GenerationReadsOnlyWindow) {
+TEST_F(WindowGpu, GenerationReadsOnlyContextWindow) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   expect_written(arena, {5});
 }

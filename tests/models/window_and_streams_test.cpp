@@ -42,7 +42,7 @@ class SlidingWindow : public testing::TestWithParam<int64_t> {
   ArenaPtr arena_ = make_arena();
 };
 
-TEST_P(SlidingWindow, HidesEveryTokenBeforeTheLastFour) {
+TEST_P(SlidingWindow, MasksEveryTokenBeforeTheLastFour) {
   const std::unique_ptr<LanguageModel> model = make(1);
   const NoGrad no_grad;
   const Tensor plain = model->logits(model->hidden(ids())).value().reshape({kContext, kVocab});
@@ -54,7 +54,7 @@ TEST_P(SlidingWindow, HidesEveryTokenBeforeTheLastFour) {
   }
 }
 
-TEST_P(SlidingWindow, DecodingWithACacheEqualsTheForwardPass) {
+TEST_P(SlidingWindow, DecodingWithCacheMatchesForwardPass) {
   const std::unique_ptr<LanguageModel> model = make(2);
   const NoGrad no_grad;
   const Tensor all = model->logits(model->hidden(ids())).value().reshape({kContext, kVocab});
@@ -71,7 +71,7 @@ TEST_P(SlidingWindow, DecodingWithACacheEqualsTheForwardPass) {
 
 INSTANTIATE_TEST_SUITE_P(KvHeads, SlidingWindow, testing::Values(1, 2));
 
-TEST(Lora, FusedProjectionsHaveRowsOfTheirComponents) {
+TEST(Lora, FusedProjectionRowsMatchTheirComponents) {
   const ModelConfig grouped{
       .family = Family::llama, .layers = 1, .heads = 4, .channels = 16, .vocab = 9, .kv_heads = 2};
   EXPECT_EQ(fused_rows(grouped, 3, 32), (std::vector<int64_t>{16, 8, 8}));
@@ -79,7 +79,7 @@ TEST(Lora, FusedProjectionsHaveRowsOfTheirComponents) {
 }
 
 // Equal prompts and logits: only the text's number distinguishes its random numbers.
-TEST(Sample, TextsGeneratedTogetherHaveIndependentRandomNumbers) {
+TEST(Sample, BatchedTextsUseIndependentRandomStreams) {
   Decoder model({.layers = 1, .heads = 1, .channels = 8, .context = 64, .vocab = kVocab});
   const Tensor uniform = Tensor::zeros({kVocab}, DType::float32, make_arena());
   std::set<std::vector<int32_t>> texts;

@@ -34,7 +34,7 @@ Passed pass(MixtureOfExperts& m, const Tensor& x, const Tensor& dy, const StepIn
   return out;
 }
 
-TEST(Experts, AgreeWithPyTorch) {
+TEST(Experts, MatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const int64_t b = 3, t = 10, c = 12, hidden = 20;
   std::vector<float> numbers;
@@ -77,7 +77,7 @@ TEST(Experts, AgreeWithPyTorch) {
 }
 
 // Router losses are means over a step's sequences, and the capacity applies to each sequence.
-TEST(Experts, AccumulateOverMicrobatches) {
+TEST(Experts, GradientsAccumulateOverMicrobatches) {
   const int64_t c = 8;
   for (const double capacity : {0.0, 1.0}) {
     MixtureOfExperts m(
@@ -122,7 +122,7 @@ TEST(Experts, DropTokensBeyondCapacity) {
 }
 
 // With parameters that are gathered per unit.
-TEST(Experts, SeparateIsBitwiseEqualToGrouped) {
+TEST(Experts, SeparateGemmsAreBitwiseEqualToGroupedGemm) {
   for (const bool gated : {false, true}) {
     std::vector<Passed> passed;
     for (const bool apart : {false, true}) {
@@ -161,7 +161,7 @@ TEST(Experts, AreSeparateUnits) {
 }
 
 // With non-finite logits a router still chooses valid experts.
-TEST(Experts, NonFiniteValuesReachLoss) {
+TEST(Experts, NonFiniteInputsReachLoss) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 3}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor x = test::drawn({1, 5, 4}, DType::float32, "x");

@@ -120,7 +120,7 @@ TEST_F(UnitsGpu, OffloadedStateIsBitwiseEqualToCpu) {
 }
 
 // More slots than fit in the parameters of one launch.
-TEST_F(UnitsGpu, SupportsAnyNumberOfSlots) {
+TEST_F(UnitsGpu, UpdatesSupportAnyNumberOfSlots) {
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < 150; ++i) sizes.push_back(1 + i % 37);
   expect_same_steps("adamw", normal_unit(sizes), arena);
@@ -150,7 +150,7 @@ TEST_F(UnitsGpu, NormsAreBitwiseEqualToCpu) {
   EXPECT_TRUE(std::isinf(grad_norm(std::array{copy})));
 }
 
-TEST_F(UnitsGpu, AddsBlockSumsInOrder) {
+TEST_F(UnitsGpu, BlockSumsAreAddedInOrder) {
   test::Draw draw("runs", 0);
   const Tensor here = made({12000}, DType::float64, make_arena(),
                            [&](size_t) { return static_cast<double>(draw.between(0, (1 << 30) - 1)) * 1e-7; });
@@ -211,7 +211,7 @@ TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
 }
 
 // The next host synchronization reports an id out of bounds; until then nothing is updated.
-TEST_F(UnitsGpu, SkipsUpdateAfterIndexOutOfBounds) {
+TEST_F(UnitsGpu, IndexOutOfBoundsSkipsUpdate) {
   if constexpr (kWithCuda) {
     const FlatUnit unit = make_unit("u", {50}, DType::float32, DType::float32, arena);
     unit.grads.narrow(0, 0, 50).fill(1);

@@ -25,7 +25,7 @@ struct Pair : Module {
   Linear &first, &second;
 };
 
-TEST(Module, NamesAndUnitsFollowTree) {
+TEST(Module, ParameterNamesAndUnitsMatchModuleTree) {
   Pair model;
   std::vector<std::string> names;
   for (const Parameter* p : model.parameters()) names.push_back(p->name);
@@ -59,7 +59,7 @@ TEST(Module, InitialValuesDependOnlyOnSeedNameAndIndex) {
 
 // Two micro-batches of a weight with two uses: (a0 + b0) + (a1 + b1), which in float32 differs from ((a0 + b0) + a1) +
 // b1.
-TEST(Module, SumsUsesOfTiedWeightPerBackward) {
+TEST(Module, AccumulatesUsesOfTiedWeightPerBackwardPass) {
   const ArenaPtr arena = make_arena();
   Pair model;
   model.materialize(3, arena, DType::float32, DType::float32);
@@ -123,7 +123,7 @@ TEST(Layers, RmsNormScalesToUnitMeanSquare) {
   EXPECT_NEAR(normed.value().to_vector<double>()[3], 8 / std::sqrt(30.0 + 1e-5), 1e-12);
 }
 
-TEST(Losses, MeanSquaredErrorAndItsGradient) {
+TEST(Losses, MeanSquaredErrorAndGradientMatchHandComputation) {
   const ArenaPtr arena = make_arena();
   const Var p(Tensor::of<double>(std::array{1.0, 2.0, 5.0, 0.0}, {2, 2}, arena), true);
   const Var t(Tensor::of<double>(std::array{0.0, 2.0, 3.0, 4.0}, {2, 2}, arena));
@@ -137,7 +137,7 @@ TEST(Losses, MeanSquaredErrorAndItsGradient) {
 // Shards of parameters: the positions of their elements in the full tensor.
 
 // Every element of the shard, compared with an index computed by plain loops.
-TEST(Parameter, RunsCoverElementsOfShard) {
+TEST(Parameter, ShardRunsCoverExactlyItsElements) {
   const Philox random = Philox::named(3, "cuts");
   uint64_t at = 0;
   const auto draw = [&](int64_t least, int64_t most) {
@@ -179,7 +179,7 @@ TEST(Parameter, RunsCoverElementsOfShard) {
   }
 }
 
-TEST(Parameter, ShardStartsWithValuesOfFullParameter) {
+TEST(Parameter, InitialShardValuesMatchFullParameter) {
   Linear whole(5, 6, {}), part(5, 6, {});
   part.shard(part.weight, {.runs = {{1, 2}, {4, 1}}});
   EXPECT_THROW(part.shard(part.weight, {.runs = {{0, 1}}}), Error);
@@ -221,7 +221,7 @@ std::vector<Tensor> results(DType dtype, bool deferred, const F& f) {
   return all;
 }
 
-TEST(GeluMlp, IsBitwiseEqualToItsLayers) {
+TEST(GeluMlp, IsBitwiseEqualToSeparateLayers) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true}) {
@@ -325,7 +325,7 @@ TEST(WeightDecay, AppliesOnlyToMatrices) {
          "");
 }
 
-TEST(Lora, AddsOutputToItsColumns) {
+TEST(Lora, OutputIsAddedToAdaptedColumns) {
   Linear layer(8, 20, {});
   layer.freeze();
   Lora& adapter = layer.adapt("part", 6, 10, {.rank = 3, .scale = 2, .starts_idle = false});
@@ -340,7 +340,7 @@ TEST(Lora, AddsOutputToItsColumns) {
     }
 }
 
-TEST(Lora, StartsAsBaseModel) {
+TEST(Lora, InitialOutputMatchesBaseModel) {
   for (const Family family : {Family::gpt2, Family::llama}) {
     ModelConfig adapted = small(family), plain = adapted;
     adapted.lora.starts_idle = true;
@@ -394,11 +394,11 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
   for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
     c.lora.targets = {"q_proj", name};
     EXPECT_TRUE(has(error_message([&] { make_model(c); }),
-                    "expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"));
+                    "expected one or more of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"));
   }
 }
 
-TEST(Lora, ReportsUnknownLayers) {
+TEST(Lora, ErrorsNameUnknownLayers) {
   ModelConfig c = small(Family::llama);
   c.lora.targets = {"q_proj", "c_attn"};
   EXPECT_TRUE(has(error_message([&] { make_model(c); }), "got 'c_attn'"));

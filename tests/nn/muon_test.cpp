@@ -66,7 +66,8 @@ FlatUnit matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype) {
   return {"u (matrices)", room(), room(), {{&p, 0, rows * columns}}};
 }
 
-void expect_follows(int64_t rows, int64_t columns, int64_t top, DType dtype, double bound, const ArenaPtr& arena) {
+void expect_matches_paper(int64_t rows, int64_t columns, int64_t top, DType dtype, double bound,
+                          const ArenaPtr& arena) {
   SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns));
   const FlatUnit here = matrix_unit(rows, columns, top, dtype);
   test::fill_normal(here, here.values, 1, 0.1);
@@ -102,19 +103,20 @@ void expect_follows(int64_t rows, int64_t columns, int64_t top, DType dtype, dou
   for (size_t i = 0; i < p.size(); ++i) ASSERT_NEAR(found[i], p[i], bound * (1 + std::abs(p[i]))) << i;
 }
 
-void expect_follows(const ArenaPtr& arena) {
+void expect_matches_paper(const ArenaPtr& arena) {
   for (const auto& [rows, columns, top] :
        {std::tuple{8, 8, 0}, {5, 12, 0}, {12, 5, 0}, {24, 8, 16}, {1, 7, 0}, {48, 16, 32}, {40, 31, 0}}) {
     if (test::has_kernels(DType::float64, arena->device()))
-      expect_follows(rows, columns, top, DType::float64, 1e-11, arena);
-    for (const DType dtype : {DType::float32, DType::bfloat16}) expect_follows(rows, columns, top, dtype, 2e-5, arena);
+      expect_matches_paper(rows, columns, top, DType::float64, 1e-11, arena);
+    for (const DType dtype : {DType::float32, DType::bfloat16})
+      expect_matches_paper(rows, columns, top, dtype, 2e-5, arena);
   }
 }
 
-TEST(Muon, FollowsThePaper) { expect_follows(make_arena()); }
+TEST(Muon, UpdatesMatchPaper) { expect_matches_paper(make_arena()); }
 
 using MuonGpu = test::OnGpu;
-TEST_F(MuonGpu, FollowsThePaper) { expect_follows(arena); }
+TEST_F(MuonGpu, UpdatesMatchPaper) { expect_matches_paper(arena); }
 
 // In addition to the matrix and library workspaces; the emulated library has none.
 TEST_F(MuonGpu, StaysWithinPredictedMemory) {

@@ -93,7 +93,7 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
   EXPECT_EQ(optimizer->steps(), 5);
 }
 
-TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
+TEST(Optimizer, UpdatesMatchPublishedFormulasInEveryDtype) {
   for (const std::string_view name : kOptimizerNames)  // muon updates vectors like adamw
     for (const OptimizerOptions& options : {kDistinct, kNoMomentum})
       for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
@@ -106,7 +106,7 @@ TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
 
 // Each step starts from the stored values and state, and every result is one of the two bfloat16 neighbours of the
 // formula's.
-TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
+TEST(Optimizer, Bfloat16StateMatchesPublishedFormulas) {
   for (const char* name : kNames) {
     OptimizerOptions options = kDistinct;
     options.state = DType::bfloat16;
@@ -147,7 +147,7 @@ FlatUnit make_shard(const FlatUnit& unit, int64_t from, int64_t to) {
   return shard;
 }
 
-void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOptions& options) {
+void expect_shard_matches_full_unit(OptimizerKind kind, DType dtype, const OptimizerOptions& options) {
   const FlatUnit unit = drawn_unit({7, 1003, 20011, 5}, dtype, dtype, 3);
   const int64_t n = unit.values.numel();
   const std::vector<int64_t> cuts{0, 3, 500, 501, 9999, 10007, n - 1, n};
@@ -175,12 +175,12 @@ TEST(Optimizer, ShardIsBitwiseEqualToFullUnit) {
   for (const char* name : kNames) {
     SCOPED_TRACE(name);
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
-      expect_bits_of_the_whole(optimizer_kind(name), dtype, kOptions);
-    expect_bits_of_the_whole(optimizer_kind(name), DType::bfloat16, kAllBf16);
+      expect_shard_matches_full_unit(optimizer_kind(name), dtype, kOptions);
+    expect_shard_matches_full_unit(optimizer_kind(name), DType::bfloat16, kAllBf16);
   }
 }
 
-TEST(Optimizer, IsIndependentOfThreadsAndKeepsGapsZero) {
+TEST(Optimizer, UpdatesAreIndependentOfThreadsAndPaddingStaysZero) {
   const int before = cpu::threads();
   for (const char* name : kNames) {
     Tensor first;
@@ -200,7 +200,7 @@ TEST(Optimizer, IsIndependentOfThreadsAndKeepsGapsZero) {
   cpu::set_threads(before);
 }
 
-TEST(Optimizer, StateHasNamesAndCountsAndResumes) {
+TEST(Optimizer, RestoredStateResumesBitwise) {
   FlatUnit unit = drawn_unit({100, 20}, DType::bfloat16, DType::float32, 1);
   unit.name = "blocks.0";
   const ArenaPtr& arena = unit.values.arena();
@@ -240,7 +240,7 @@ TEST(Optimizer, RejectsMismatchedArguments) {
 
 constexpr int kSteps = 5;
 
-TEST(Optimizer, AgreesWithPyTorch) {
+TEST(Optimizer, MatchesPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
   const FlatUnit unit = make_unit("u", {4096}, DType::float32, DType::float32, make_arena());
@@ -407,7 +407,7 @@ std::vector<double> sums_of_blocks(const Tensor& grads) {
   return sums.to_vector<double>();
 }
 
-TEST(GradNorm, BlockAlignedShardsHaveBlocksOfFullUnit) {
+TEST(GradNorm, BlockSumsOfAlignedShardsMatchFullUnit) {
   const FlatUnit unit = make_unit("u", {300, 1'200'000, 7, 70001}, DType::float32, DType::float32, make_arena());
   fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
@@ -426,7 +426,7 @@ TEST(GradNorm, BlockAlignedShardsHaveBlocksOfFullUnit) {
 }
 
 // A frozen unit has no gradient, and its memory is not read.
-TEST(GradNorm, SpansTheTrainableUnits) {
+TEST(GradNorm, CoversOnlyTrainableUnits) {
   const FlatUnit first = drawn_unit({300, 70001}, DType::float32, DType::bfloat16, 3),
                  second = drawn_unit({7}, DType::float64, DType::float64, 5);
   FlatUnit frozen = drawn_unit({50}, DType::float32, DType::float32, 9);

@@ -100,7 +100,7 @@ void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::millisecond
 // Varies the speed of workers.
 void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
 
-TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
+TemporaryDirectory scratch_directory() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -154,7 +154,7 @@ TEST(AsyncServer, ZeroStalenessProceedsInRounds) {
 }
 
 // One worker is synchronous: bitwise identical to the plain loop.
-TEST(AsyncServer, OneWorkerEqualsPlainTraining) {
+TEST(AsyncServer, OneWorkerMatchesSerialTraining) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 12, .dtype = dtype};
     const AsyncTraining run = train(plan);
@@ -176,8 +176,8 @@ TEST(AsyncServer, OneWorkerEqualsPlainTraining) {
   }
 }
 
-TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
-  const TemporaryDirectory scratch = scratch_folder();
+TEST(AsyncServer, ReplayOfRecordedOrderMatchesRunBitwise) {
+  const TemporaryDirectory scratch = scratch_directory();
   const std::string record = scratch.path() / "record", again = scratch.path() / "again";
   for (const int servers : {1, 2, 3})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
@@ -232,7 +232,7 @@ double end_time(const std::vector<AppliedPush>& pushes) {
 // updates, and with one worker that processes the three workers' batches sequentially, which makes the same number of
 // updates without staleness. Bounds on the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above
 // the first, 0.35 above the second.
-TEST(AsyncServer, LearnsWithinBoundsOfSynchronousRun) {
+TEST(AsyncServer, LossStaysWithinBoundsOfSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
   const double synchronous = end_time(train(plan).pushes);
   plan.steps = 180;
@@ -253,8 +253,8 @@ TEST(AsyncServer, LearnsWithinBoundsOfSynchronousRun) {
 // cause.
 
 // Worker 1 makes one step, the others three, as in records of old runs.
-TEST(AsyncFailure, WorkerThatEndsEarlyDoesNotBlockReplay) {
-  const TemporaryDirectory scratch = scratch_folder();
+TEST(AsyncFailure, EarlyWorkerExitDoesNotBlockReplay) {
+  const TemporaryDirectory scratch = scratch_directory();
   const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
   const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.path() / "record"};
   write_push_log(plan.replay, {.workers = 3, .staleness = 0, .steps = 8, .servers = {order, order}});
@@ -274,7 +274,7 @@ TEST(AsyncFailure, FinishedWorkersWaitLongerThanTimeout) {
   train({.ranks = 2, .staleness = 0, .steps = 2, .timeout = 2, .before = late(0, 2500)});
 }
 
-TEST(AsyncFailure, ThrowingWorkerEndsAllWithItsCause) {
+TEST(AsyncFailure, ThrowingWorkerAbortsAllRanksWithItsError) {
   for (int servers = 1; servers <= 3; ++servers)
     for (int guilty = 0; guilty < 3; ++guilty)
       for (const int64_t staleness : {0, 5}) {
@@ -287,13 +287,13 @@ TEST(AsyncFailure, ThrowingWorkerEndsAllWithItsCause) {
       }
 }
 
-TEST(AsyncFailure, ThrowingLearningRateEndsAllRanks) {
+TEST(AsyncFailure, ThrowingLearningRateAbortsAllRanks) {
   AsyncPlan plan{.staleness = 50, .steps = 50, .sequences = 1, .optimizer = OptimizerKind::sgd, .dropout = 0};
   plan.lr = [](int64_t applied) { return applied == 7 ? throw Error("no rate") : 0.01; };
   EXPECT_EQ(error_message([&] { train(plan); }), "[rank 0] no rate");
 }
 
-TEST(AsyncFailure, NamesWorkerThatNeverPushes) {
+TEST(AsyncFailure, NamesSilentWorker) {
   EXPECT_EQ(
       error_message([] { train({.staleness = 0, .timeout = 1, .before = late(2, 1400)}); }, Status::communication),
       "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
@@ -304,7 +304,7 @@ std::string refusal(const AsyncPlan& plan, Status status = Status::usage) {
 }
 
 TEST(AsyncFailure, RejectsMismatchedRecord) {
-  const TemporaryDirectory scratch = scratch_folder();
+  const TemporaryDirectory scratch = scratch_directory();
   const std::string file = scratch.path() / "record";
   const AsyncPlan plan{.steps = 3, .record = file};
   train(plan);
@@ -327,7 +327,7 @@ TEST(AsyncFailure, RejectsMismatchedRecord) {
   EXPECT_TRUE(has(refusal({.steps = 1, .record = scratch.path() / "no/such/place"}, Status::output), "cannot write"));
 }
 
-TEST(AsyncFailure, NonFiniteLossEndsRun) {
+TEST(AsyncFailure, NonFiniteLossAbortsRun) {
   EXPECT_TRUE(has(refusal({.rate = 1e30}, Status::not_finite), "the loss or the gradient norm is not finite"));
 }
 
@@ -335,7 +335,7 @@ TEST(AsyncFailure, NonFiniteLossEndsRun) {
 // identically.
 
 // For every worker that requests the stop, and every slow worker.
-TEST(AsyncStop, AllWorkersReachStepOfFastest) {
+TEST(AsyncStop, AllWorkersStopAtStepOfFastestWorker) {
   for (const int64_t staleness : {0, 2})
     for (const int stopper : {0, 1, 2}) {
       std::array<std::atomic<int64_t>, 3> begun{};
@@ -364,15 +364,15 @@ TEST(AsyncStop, AllWorkersReachStepOfFastest) {
     }
 }
 
-TEST(AsyncStop, SavesAreAtCommonSteps) {
+TEST(AsyncStop, CheckpointsAreSavedAtCommonSteps) {
   const AsyncTraining run = train({.servers = 3, .staleness = 3, .steps = 6, .stops = {1, 2, 3, 4, 5}});
   EXPECT_EQ(run.stopped, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
   for (size_t p = 0; p < run.pushes.size(); ++p) EXPECT_EQ(run.pushes[p].push.clock, static_cast<int64_t>(p / 3));
 }
 
 // In a record of a run without stops, workers are at different steps at every position.
-TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
-  const TemporaryDirectory scratch = scratch_folder();
+TEST(AsyncStop, StoppedReplayMatchesRecordedRunBitwise) {
+  const TemporaryDirectory scratch = scratch_directory();
   for (const int servers : {1, 2, 3}) {
     AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.path() / "record"};
     plan.before = uneven;
@@ -386,7 +386,7 @@ TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
 }
 
 // Checked with a different method: comparing the sets of pushes.
-TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
+TEST(AsyncStop, AllServersHaveSamePushesAtCommonSteps) {
   const Philox random(7);
   uint64_t draws = 0;
   for (int trial = 0; trial < 200; ++trial) {
@@ -451,7 +451,7 @@ std::string with(const std::string& from, const std::string& to) {
   return text;
 }
 
-TEST(PushLog, DescribesErrorsInOneLine) {
+TEST(PushLog, ErrorsAreOneLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"",
        "log: line 1: expected 'tessera-pushes version 1 workers # servers # staleness # steps #', got the end of "
@@ -461,7 +461,7 @@ TEST(PushLog, DescribesErrorsInOneLine) {
       {with("workers 2", "workers 70000"), "got 70000 and 1"},
       {with("servers 1", "servers 3"), "got 2 and 3"},
       {with("servers 1", "servers 2"), "log: line 7: expected 'server # pushes #', got the end of the file"},
-      {with("server 0", "server 1"), "expected 'the servers in order'"},
+      {with("server 0", "server 1"), "expected 'the servers in ascending order'"},
       {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', got the end of the file"},
       {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', got more"},
       {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', got 2"},
@@ -481,7 +481,7 @@ TEST(PushLog, DescribesErrorsInOneLine) {
 }
 
 // Worker 1 pulls for its clock 1 before worker 0 has completed any: one ahead.
-TEST(PushLog, RejectsOrderBeyondStalenessBound) {
+TEST(PushLog, RejectsPushOrderBeyondStalenessBound) {
   const std::string ahead =
       "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
       "server 0 pushes 4\n1 0 0\n1 1 1\n0 0 0\n0 1 3\n";
@@ -493,7 +493,7 @@ TEST(PushLog, RejectsOrderBeyondStalenessBound) {
 
 // Each server's order is possible by itself, but at server 0 worker 2 pulled after worker 3's push, and at server 1
 // worker 3 pulled after worker 2's.
-TEST(PushLog, RejectsDeadlockedOrders) {
+TEST(PushLog, RejectsDeadlockingPushOrders) {
   const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
   const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";
   EXPECT_EQ(refusal(head + first + "server 1 pushes 2\n3 0 0\n2 0 1\n"), "nothing was thrown");

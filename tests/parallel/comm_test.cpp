@@ -16,7 +16,7 @@ namespace {
 
 using namespace test;
 
-TEST(Comm, EveryOperationByEveryAlgorithm) {
+TEST(Comm, EveryOperationIsCorrectWithEveryAlgorithm) {
   for (const int ranks : {1, 2, 3, 4, 8})
     for (const Algorithm algorithm : test::kByMessages)
       launch({.ranks = ranks, .timeout_s = 20, .algorithm = algorithm}, [](Communicator& world) {
@@ -29,7 +29,7 @@ TEST(Comm, EveryOperationByEveryAlgorithm) {
 }
 
 // float32 sums use the documented order.
-TEST(Comm, SumsUseDocumentedOrder) {
+TEST(Comm, ReductionsUseDocumentedOrder) {
   constexpr int kRanks = 5;
   constexpr int64_t kSize = 203;
   std::vector<std::vector<float>> in;
@@ -54,7 +54,7 @@ TEST(Comm, SumsUseDocumentedOrder) {
     });
 }
 
-TEST(Comm, BytesMatchFormulas) {
+TEST(Comm, BytesSentMatchFormulas) {
   // Full arrays sent by all ranks together, n = 4.
   const std::vector<std::tuple<Algorithm, Op, double>> cases = {
       {Algorithm::direct, Op::all_reduce, 6},     {Algorithm::ring, Op::all_reduce, 6},
@@ -80,7 +80,7 @@ TEST(Comm, BytesMatchFormulas) {
   }
 }
 
-TEST(Comm, MessagesArriveInOrderByTag) {
+TEST(Comm, MessagesArriveInOrderPerTag) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) { check_messages(world, 0, 1, 100); });
   EXPECT_EQ(test::failures, 0);
 }
@@ -98,7 +98,7 @@ TEST(Comm, SplitsIntoRowsAndColumns) {
   });
 }
 
-TEST(Comm, RunsInTheBackground) {
+TEST(Comm, BackgroundReductionsAreCorrect) {
   Trace trace;
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
@@ -166,7 +166,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
-TEST(CommFailure, ThrowingRankEndsAllRanks) {
+TEST(CommFailure, ThrowingRankAbortsAllRanks) {
   const auto thrown_by = [](const std::function<void(Communicator&)>& f) {
     return failure({.ranks = 4, .timeout_s = 20}, [&](Communicator& world) {
       if (world.rank() == 2) f(world);
@@ -183,10 +183,10 @@ TEST(CommFailure, ThrowingRankEndsAllRanks) {
     const Work p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
   });
-  EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
+  EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "calls")) << busy;
 }
 
-TEST(CommFailure, NamesRankThatLeavesBackgroundWork) {
+TEST(CommFailure, NamesRankWithUnfinishedBackgroundWork) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     if (world.rank() == 0) {
       const Work forgotten = world.start_all_reduce(zeros(100'000));
@@ -195,7 +195,7 @@ TEST(CommFailure, NamesRankThatLeavesBackgroundWork) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world.barrier();
   });
-  EXPECT_EQ(what, "[rank 0] ended while background communication was still running");
+  EXPECT_EQ(what, "[rank 0] returned while background communication was still running");
 }
 
 TEST(CommFailure, NamesMissingRank) {
@@ -217,7 +217,7 @@ TEST(CommFailure, NamesMismatchedCalls) {
 }
 
 // Errors use world ranks, also in a group with other numbers, whichever rank detects the mismatch first.
-TEST(CommFailure, NamesRankOfOddCall) {
+TEST(CommFailure, NamesRankWithMismatchedCall) {
   for (const int first : {0, 1})  // three consecutive ranks
     for (const int odd : {first + 1, first + 2}) {
       const std::string what = failure({.ranks = 3 + first, .timeout_s = 20}, [&](Communicator& world) {
@@ -226,8 +226,8 @@ TEST(CommFailure, NamesRankOfOddCall) {
         group->all_reduce(zeros(10));
         world.rank() == odd ? group->broadcast(zeros(100), 0) : group->all_reduce(zeros(100));
       });
-      const std::regex expected(fmt::format(R"(\[rank ({0}\] group axis, {1}: rank {2} asks for {3}|)"
-                                            R"([^{0}]\] group axis, {3}: rank {0} asks for {1}) at the same time; .*)",
+      const std::regex expected(fmt::format(R"(\[rank ({0}\] group axis, {1}: rank {2} calls {3}|)"
+                                            R"([^{0}]\] group axis, {3}: rank {0} calls {1}) at the same time; .*)",
                                             odd, "broadcast of 400 bytes .float32, root 0.", first,
                                             "all_reduce of 400 bytes .float32."));
       EXPECT_TRUE(std::regex_match(what, expected)) << odd << ": " << what;
@@ -296,7 +296,7 @@ TEST(CommFailure, InjectedFaultsNeverHang) {
   }
 }
 
-TEST(CommFailureDeathTest, UnresponsiveRankEndsProcess) {
+TEST(CommFailureDeathTest, UnresponsiveRankTerminatesProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(launch({.ranks = 2, .timeout_s = 0.2},
                      [](Communicator& world) {
@@ -305,7 +305,7 @@ TEST(CommFailureDeathTest, UnresponsiveRankEndsProcess) {
                          std::this_thread::sleep_for(std::chrono::milliseconds(10));
                      }),
               testing::ExitedWithCode(3),
-              "tessera: .rank 1. the cause .and another rank does not stop: ending the process.");
+              "tessera: .rank 1. the cause .another rank does not stop; terminating the process.");
 }
 
 // Reports of long waits, the flight recorder, and wait times.
@@ -330,7 +330,7 @@ TEST(ReportInterval, IsDueAfter5And30And60SecondsThenDoubles) {
   EXPECT_EQ(at, (std::vector<int>{5, 30, 60, 120, 240}));
 }
 
-TEST(StallReporter, IsNewsOncePerAxisAndRank) {
+TEST(StallReporter, ReportsOncePerAxisAndRank) {
   StallReporter waits([](const std::string&) {});
   EXPECT_TRUE(waits.is_news("dp", 3));
   EXPECT_FALSE(waits.is_news("dp", 3));
@@ -340,7 +340,7 @@ TEST(StallReporter, IsNewsOncePerAxisAndRank) {
 }
 
 // Rank 2 is late twice: three ranks wait for it, and one line is printed.
-TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
+TEST(Flight, StallReportNamesMissingRankAndItsLastCallOnce) {
   const std::vector<std::string> lines = wait_lines({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
@@ -356,7 +356,7 @@ TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
     EXPECT_TRUE(has(lines[0], part));
 }
 
-TEST(Flight, MissingMessageIsPrinted) {
+TEST(Flight, StallReportNamesPendingRecv) {
   const std::vector<std::string> lines = wait_lines({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     if (world.rank() == 1) {
@@ -371,7 +371,7 @@ TEST(Flight, MissingMessageIsPrinted) {
   EXPECT_TRUE(has(lines[0], "recv of 40 bytes on axis world for rank 1"));
 }
 
-TEST(Flight, ShortWaitsAreNotPrinted) {
+TEST(Flight, ShortWaitsPrintNoStallReport) {
   const std::vector<std::string> lines = wait_lines({.ranks = 2}, [](Communicator& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     world.barrier();
@@ -402,7 +402,7 @@ std::string record_flights(LaunchOptions how, const std::function<void(Communica
 }
 
 // Rank 1 skips one call: the others are in the fourth, which it never reached.
-TEST(Flight, FailureWritesLastOperationsOfEveryRank) {
+TEST(Flight, FailureRecordsLastOperationsOfEveryRank) {
   const std::string file = record_flights({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     for (int i = 0; i < 3; ++i) world.all_reduce(x);
@@ -417,7 +417,7 @@ TEST(Flight, FailureWritesLastOperationsOfEveryRank) {
   EXPECT_TRUE(has(file, "did not arrive within 1 s"));
 }
 
-TEST(Flight, RetainsLast32OperationsWithNumbers) {
+TEST(Flight, RetainsLast32NumberedOperations) {
   Flight flight(0, 1, std::make_shared<StallReporter>([](const std::string&) {}));
   const int dp = flight.axis("dp"), tp = flight.axis("tp");
   EXPECT_EQ(flight.axis("dp"), dp);
@@ -483,14 +483,14 @@ void expect_rounded_by(Algorithm algorithm, int ranks, Device device) {
   });
 }
 
-TEST(Rounding, SumsOverRanksRoundToNearestEven) {
+TEST(Rounding, ReductionsRoundToNearestEven) {
   for (const Algorithm algorithm : test::kByMessages)
     for (const int ranks : {2, 3, 4}) expect_rounded_by(algorithm, ranks, Device::cpu);
 }
 
 using RoundingGpu = test::OnGpu;
 
-TEST_F(RoundingGpu, SumsOverRanksRoundToNearestEven) {
+TEST_F(RoundingGpu, ReductionsRoundToNearestEven) {
   for (const Algorithm algorithm : test::kByMessages) expect_rounded_by(algorithm, 3, Device::cuda);
 }
 

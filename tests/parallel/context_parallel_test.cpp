@@ -34,10 +34,10 @@ struct Problem {
   int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
 };
 
-Tensor whole_qkv(const Problem& p, const ArenaPtr& arena) {
+Tensor full_qkv(const Problem& p, const ArenaPtr& arena) {
   return test::normal({p.b, p.tokens, p.heads.packed() * p.d}, p.dtype, 2 * p.name, "context", arena);
 }
-Tensor whole_seed(const Problem& p, const ArenaPtr& arena) {
+Tensor full_seed(const Problem& p, const ArenaPtr& arena) {
   return test::normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, 2 * p.name + 1, "context", arena);
 }
 
@@ -64,9 +64,9 @@ struct Result {
 };
 
 Result alone(const Problem& p, const ArenaPtr& arena, DType dtype = DType::float64) {
-  const Var qkv(whole_qkv(p, arena).to(dtype), true);
+  const Var qkv(full_qkv(p, arena).to(dtype), true);
   const Var y = packed_attention(qkv, p.heads, p.options);
-  backward(y, {.seed = whole_seed(p, arena).to(dtype)});
+  backward(y, {.seed = full_seed(p, arena).to(dtype)});
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
@@ -82,10 +82,10 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
 
 Result run_parallel(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
-  const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
+  const Var qkv(tokens_at(full_qkv(p, arena->host()), mine).to(arena), true);
   const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
   const Var y = recomputed ? checkpoint(run, {qkv}) : run({qkv});
-  backward(y, {.seed = tokens_at(whole_seed(p, arena->host()), mine).to(arena)});
+  backward(y, {.seed = tokens_at(full_seed(p, arena->host()), mine).to(arena)});
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
@@ -95,7 +95,7 @@ std::string describe(const Problem& p, const Communicator& cp, Way way) {
 }
 
 // Every mode for this problem, compared with one rank in float64 on the same inputs.
-void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
+void expect_matches_one_rank(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
   for (const Way way : kWays) {
@@ -136,42 +136,42 @@ LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout
 
 // Plain sequences; documents, where many ring tiles have no visible key for some queries; and windows, also of
 // documents: within a chunk, over several, and longer than all.
-TEST(ContextParallel, OneRankAndManyAgree) {
+TEST(ContextParallel, OneRankMatchesSeveralRanks) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
-      for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(random_problem(cp.size(), trial), cp);
+      for (uint64_t trial = 0; trial < 12; ++trial) expect_matches_one_rank(random_problem(cp.size(), trial), cp);
       for (uint64_t trial = 0; trial < 12; ++trial) {
         Problem p = random_problem(cp.size(), 100 + trial);
         p.options.starts = draw_starts(p, make_arena());
-        expect_as_alone(p, cp);
+        expect_matches_one_rank(p, cp);
       }
       for (uint64_t trial = 0; trial < 16; ++trial) {
         Problem p = random_problem(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
         if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
-        expect_as_alone(p, cp);
+        expect_matches_one_rank(p, cp);
       }
     });
 }
 
-TEST(ContextParallel, EightRanks) {
+TEST(ContextParallel, EightRanksMatchOneRank) {
   launch(ranks(8), [](Communicator& cp) {
     Problem p = random_problem(8, 1);
     p.tokens = 48;
     p.options.dropout = 0.2;
-    expect_as_alone(p, cp);
+    expect_matches_one_rank(p, cp);
   });
 }
 
 // Bounds, as fractions of the largest value: a few ulps, and sums of gradients.
-TEST(ContextParallel, NarrowTypesMatchWithinRounding) {
+TEST(ContextParallel, NarrowDtypesMatchOneRankWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
       Problem p = random_problem(cp.size(), trial);
       p.dtype = DType::float32;
-      expect_as_alone(p, cp, 2e-6, 4e-6);
+      expect_matches_one_rank(p, cp, 2e-6, 4e-6);
       p.dtype = DType::bfloat16;
-      expect_as_alone(p, cp, 0x1p-7, 0x1p-7);
+      expect_matches_one_rank(p, cp, 0x1p-7, 0x1p-7);
     }
   });
 }
@@ -200,28 +200,28 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
 }
 
 // No larger error than one rank's: partial results are merged and sent before rounding.
-TEST(ContextParallel, BfloatRoundsOnce) {
+TEST(ContextParallel, Bfloat16ResultsAreRoundedOnce) {
   launch(ranks(4), [](Communicator& cp) {
     for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
   });
 }
 
-TEST(ContextParallel, AlongAnAxisOfAMesh) {
+TEST(ContextParallel, MeshAxisMatchesOneRank) {
   launch(ranks(4), [](Communicator& world) {
     const auto cp = world.split(world.rank() % 2, world.rank(), "context");
     Problem p = random_problem(2, 7);
     p.options.dropout = 0.5;
     p.options.first_sequence = p.b * (world.rank() % 2);
-    expect_as_alone(p, *cp);
+    expect_matches_one_rank(p, *cp);
   });
 }
 
-TEST(ContextParallel, OneRankAxisEqualsPackedAttention) {
+TEST(ContextParallel, OneRankAxisMatchesPackedAttention) {
   launch({.ranks = 1}, [](Communicator& cp) {
     Problem p = random_problem(1, 3);
     p.tokens = 7;  // not divisible into equal chunks
     const ArenaPtr arena = make_arena();
-    const Var qkv(whole_qkv(p, arena));
+    const Var qkv(full_qkv(p, arena));
     const std::vector<double> expected = packed_attention(qkv, p.heads, p.options).value().to_vector<double>();
     for (const Way way : kWays) EXPECT_EQ(attend(qkv, p, cp, way).value().to_vector<double>(), expected);
     EXPECT_EQ(cp.counts(), OpCounts{});
@@ -244,12 +244,12 @@ TEST(ContextParallel, RecomputationIsExact) {
 double output_difference(const Problem& wrong, const Problem& p, Communicator& cp, SequencePartition cut) {
   const ArenaPtr arena = make_arena();
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
-  const Var qkv(tokens_at(whole_qkv(p, arena), mine));
+  const Var qkv(tokens_at(full_qkv(p, arena), mine));
   const Tensor out = ring_attention(qkv, wrong.heads, wrong.options, cp, SequencePartition::zigzag).value();
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
-TEST(ContextParallel, DetectsFaults) {
+TEST(ContextParallel, ComparisonDetectsFaults) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, SequencePartition::zigzag), 1e-12);
@@ -269,7 +269,7 @@ TEST(ContextParallel, DetectsFaults) {
 constexpr std::array<SequencePartition, 2> kBalances{SequencePartition::zigzag, SequencePartition::contiguous};
 
 // --- tokens and chunks ---
-TEST(ContextPositions, PartitionTheSequence) {
+TEST(ContextPositions, PartitionSequence) {
   using List = std::vector<int64_t>;
   EXPECT_EQ(context_positions(12, 3, 0, SequencePartition::zigzag), (List{0, 1, 10, 11}));
   EXPECT_EQ(context_positions(12, 3, 1, SequencePartition::zigzag), (List{2, 3, 8, 9}));
@@ -299,8 +299,9 @@ TEST(ContextPositions, RejectIndivisibleSequences) {
             head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
   EXPECT_EQ(refusal(3, 4, 0, SequencePartition::contiguous),
             head + "3" + make + "4 equal chunks for 4 ranks; expected 4");
-  EXPECT_EQ(refusal(0, 1, 0, SequencePartition::zigzag), head + "0" + make + "1 equal chunks for 1 ranks; expected 1");
-  EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "there is no rank 4 among 4");
+  EXPECT_EQ(refusal(0, 1, 0, SequencePartition::zigzag),
+            head + "0" + make + "1 equal chunks for 1 ranks; nearest valid value: 1");
+  EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "rank out of range: 4 of 4");
 }
 
 // Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask counts as half.
@@ -400,7 +401,7 @@ TEST(ContextParallel, TrafficMatchesFormulas) {
 }
 
 // --- memory ---
-TEST(ContextParallel, RingAllocatesNothingOfFullSequence) {
+TEST(ContextParallel, RingAllocatesNoFullSequence) {
   for (const int n : {2, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
@@ -443,7 +444,7 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
   EXPECT_GT(least_work, 10 * least_pause);
 }
 
-TEST(ContextParallel, BlocksAreForwardedBeforeUse) {
+TEST(ContextParallel, KeyValueBlocksAreForwardedBeforeUse) {
   launch(ranks(4), [](Communicator& cp) {
     Trace there, back;
     const Problem s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
@@ -478,8 +479,9 @@ TEST(ContextParallel, RejectsInvalidArguments) {
                 "4 key-value heads");
     EXPECT_EQ(refusal(true, 3, 3),
               "[ring_attention] context axis: a rank has 3 tokens; zig-zag requires an even number");
-    EXPECT_EQ(refusal(true, 2, 3, {.first_key = 2}),
-              "[ring_attention] context axis: first_key and first_query must not be set; they follow from the ranks");
+    EXPECT_EQ(
+        refusal(true, 2, 3, {.first_key = 2}),
+        "[ring_attention] context axis: first_key and first_query must not be set; they are derived from the ranks");
   });
 }
 
@@ -499,7 +501,7 @@ void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound
 }
 
 // Where the choice is automatic, custom kernels behave like cuDNN's here: every partial result is rounded to bfloat16.
-TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
+TEST_F(ContextParallelGpu, RingErrorStaysWithinBoundWithAndWithoutTileRounding) {
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
       expect_error_on_gpu(n, 64 * n, heads, 1.05);
@@ -508,7 +510,7 @@ TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
     }
 }
 
-TEST_F(ContextParallelGpu, UlyssesEqualsOneRankAttention) {
+TEST_F(ContextParallelGpu, UlyssesErrorMatchesOneRankAttention) {
   expect_error_on_gpu(2, 64, {4, 2}, 1.05, Way::ulysses);
   expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
 }

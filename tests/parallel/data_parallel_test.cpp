@@ -253,11 +253,11 @@ TEST(DataParallel, MatchesDdpBitwise) {
 }
 
 // A matmul of 72 rows, large enough for packed weights, which must be repacked after updates.
-TEST(DataParallel, PackedWeightsFollowRootUpdates) {
+TEST(DataParallel, PackedWeightsAreRepackedAfterRootUpdates) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.sequences = 6, .dtype = dtype});
 }
 
-TEST(DataParallel, OneRankEqualsPlainTraining) {
+TEST(DataParallel, OneRankMatchesSerialTraining) {
   expect_same({.ranks = 1, .microbatches = 2, .optimizer = OptimizerKind::adamw});
 }
 
@@ -267,7 +267,7 @@ Setting served(int ranks, int64_t microbatches, OptimizerKind optimizer) {
   given.learns = 1;
   return given;
 }
-void expect_same_of_any_servers(Setting given) {
+void expect_same_with_any_servers(Setting given) {
   const Record expected = serial(given);
   for (given.servers = 1; given.servers <= given.ranks; ++given.servers) expect_same(given, expected);
 }
@@ -275,21 +275,21 @@ void expect_same_of_any_servers(Setting given) {
 TEST(ParameterServer, TrainsBitForBitLikeOneRank) {
   for (const int ranks : {2, 3, 4})
     for (const int64_t microbatches : {1, 2, 3})
-      expect_same_of_any_servers(
+      expect_same_with_any_servers(
           served(ranks, microbatches, (ranks + microbatches) % 2 == 0 ? OptimizerKind::sgd : OptimizerKind::adamw));
 }
 
-TEST(ParameterServer, TrainsBitForBitInBfloat16) {
+TEST(ParameterServer, TrainsBitForBitLikeOneRankInBfloat16) {
   for (const DType grads : {DType::float32, DType::bfloat16})
     for (const OptimizerKind optimizer : {OptimizerKind::sgd, OptimizerKind::adamw}) {
       Setting given = served(3, 2, optimizer);
       given.dtype = DType::bfloat16;
       given.grads = grads;
-      expect_same_of_any_servers(given);
+      expect_same_with_any_servers(given);
     }
 }
 
-TEST(ParameterServer, AddsInRankOrderForEveryAlgorithm) {
+TEST(ParameterServer, AddsInRankOrderWithEveryAlgorithm) {
   Setting given = served(4, 1, OptimizerKind::adamw);
   given.servers = 3;
   const Record expected = serial(given);
@@ -299,7 +299,7 @@ TEST(ParameterServer, AddsInRankOrderForEveryAlgorithm) {
   }
 }
 
-TEST(ParameterServer, ShardsCoverUnitsAtNormBlocks) {
+TEST(ParameterServer, ShardsAlignWithNormBlocksAndCoverUnits) {
   for (const int64_t size : {16, 256, 272, 512, 784, 100000})
     for (int servers = 1; servers <= 5; ++servers) {
       int64_t at = 0;
@@ -369,7 +369,7 @@ TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
 
 const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
 
-TEST(DataParallelCost, RootLoadsForAllRanks) {
+TEST(DataParallelCost, RootLoadsBatchesOfAllRanks) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     Decoder model(kConfig);
     const auto strategy =
@@ -388,7 +388,7 @@ TEST(DataParallelCost, RootLoadsForAllRanks) {
 // 32 + 768 + 48 + 256 + 16 + 32 + 1024 + 64 + 1024 + 16 for the block, 32 for the last norm: 3,504 parameters.
 //
 // One step of two micro-batches of one sequence on each of three ranks, in fp32.
-TEST(DataParallelCost, BytesAndMemoryMatchHandComputation) {
+TEST(DataParallelCost, TrafficAndMemoryMatchHandComputation) {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& world) {
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
     const ArenaPtr arena = make_arena();
@@ -432,7 +432,7 @@ TEST(DataStrategies, RejectInvalidOptions) {
               "`zero`: dataparallel stores all state on rank 0 and does not support ZeRO stage 2; expected 0, or ddp "
               "instead of dataparallel");
     EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
-              "[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
+              "[data parallel] ps-async has no synchronized steps; expected ddp, dataparallel or ps-sync");
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
               "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, got 10");
     for (const int servers : {0, 3})
@@ -472,7 +472,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
 const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
                                           {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
 
-TEST(AllOnes, NormIsExactUnderEveryStrategy) {
+TEST(NormOfOnes, IsExactUnderEveryStrategy) {
   for (const ModelConfig& config : kModels) {
     for (const DType grads : {DType::float32, DType::bfloat16, DType::float64})
       for (int ranks = 1; ranks <= 4; ++ranks)
@@ -518,7 +518,7 @@ void expect_frozen(const Setting& given, const Record& expected) {
   EXPECT_EQ(std::ranges::count(trains, false), given.frozen == Frozen::table_too ? 22 : 21);
 }
 
-TEST(Frozen, ParametersKeepBitsAndOthersTrainAsOnOneRank) {
+TEST(Frozen, ParametersStayBitwiseIdenticalAndTrainedParametersMatchOneRank) {
   for (const Recompute recompute : {Recompute::none, Recompute::block})
     for (const Frozen frozen : {Frozen::some, Frozen::table_too}) {
       Setting given = with_frozen(frozen, recompute);
@@ -534,7 +534,7 @@ TEST(Frozen, ParametersKeepBitsAndOthersTrainAsOnOneRank) {
     }
 }
 
-TEST(Frozen, HaveNoGradientsStateOrTraffic) {
+TEST(Frozen, ParametersHaveNoGradientsStateOrTraffic) {
   Setting given = with_frozen(Frozen::some);
   Decoder model(given.config);
   freeze(model, given.frozen);

@@ -84,7 +84,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
 }
 
 // One bucket per parameter: its all-reduce starts as soon as its gradient is complete.
-TEST(Ddp, BucketsAreSentDuringLastBackward) {
+TEST(Ddp, BucketsAreReducedDuringLastBackward) {
   const Watched w = watch(1);
   const double end = w.ends[kMicrobatches - 1];
   ASSERT_GT(w.reductions.size(), 20U);
@@ -101,7 +101,7 @@ TEST(Ddp, BucketsAreSentDuringLastBackward) {
 }
 
 // The token embedding is also the head and is declared first, so it is in the last bucket.
-TEST(Ddp, TiedWeightIsSentAfterBothUses) {
+TEST(Ddp, TiedWeightIsReducedAfterBothUses) {
   for (const int64_t bytes : {int64_t{1}, int64_t{4000}, int64_t{1} << 30}) {
     const Watched w = watch(bytes);
     EXPECT_EQ(w.cut.back().range.begin, 0);
@@ -148,7 +148,7 @@ TEST(Ddp, ResultIsIndependentOfBucketSize) {
   }
 }
 
-TEST(Ddp, ParametersWithoutGradientsAreSentLast) {
+TEST(Ddp, ParametersWithoutGradientsAreReducedLast) {
   for (const int64_t bucket : {int64_t{1}, int64_t{1} << 30})
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();

@@ -122,7 +122,7 @@ TEST(ExpertParallel, MatchesOneRankBitwise) {
 }
 
 // Compared with a count over the full sequence, in order.
-TEST(ExpertCapacity, CountsEarlierChoicesInFullSequence) {
+TEST(ExpertCapacity, CountsEarlierChoicesOverFullSequence) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     test::Draw d("capacity", trial);
     const int ranks = static_cast<int>(d.between(2, 4));

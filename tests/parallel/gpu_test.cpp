@@ -105,7 +105,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
   for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is not modified
 }
 
-TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
+TEST_F(CommGpu, EveryOperationMatchesCpuWithEveryAlgorithm) {
   for (const int ranks : {1, 2, 3, 4})
     for (const Algorithm algorithm : test::kByMessages)
       expect_same({.ranks = ranks, .timeout_s = 60, .algorithm = algorithm},
@@ -116,7 +116,7 @@ TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
 }
 
 // Chunks inside the full array, and arrays at any element offset.
-TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
+TEST_F(CommGpu, AcceptsChunksInsideFullArray) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::root})
     expect_same({.ranks = 3, .timeout_s = 60, .algorithm = algorithm},
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
@@ -132,7 +132,7 @@ TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
                 });
 }
 
-TEST_F(CommGpu, MessagesArriveInOrderByTag) {
+TEST_F(CommGpu, MessagesArriveInOrderPerTag) {
   expect_same({.ranks = 3, .timeout_s = 60}, [](Communicator& world, const ArenaPtr& memory, Results& out) {
     const int next = (world.rank() + 1) % 3, previous = (world.rank() + 2) % 3;
     for (int i = 0; i < 10; ++i) {
@@ -148,7 +148,7 @@ TEST_F(CommGpu, MessagesArriveInOrderByTag) {
   });
 }
 
-TEST_F(CommGpu, RunsInTheBackground) {
+TEST_F(CommGpu, BackgroundOperationsMatchCpu) {
   for (const Algorithm algorithm : test::kByMessages)
     expect_same({.ranks = 4, .timeout_s = 60, .algorithm = algorithm},
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
@@ -170,7 +170,7 @@ TEST_F(CommGpu, RunsInTheBackground) {
 }
 
 // Conversions between placements use these operations and corner copies.
-TEST_F(CommGpu, ArraysAreRedistributed) {
+TEST_F(CommGpu, RedistributionMatchesCpu) {
   const std::array<Placement, 5> all{R, I, P, S(0), S(1)};
   expect_same({.ranks = 3, .timeout_s = 60}, [&](Communicator& world, const ArenaPtr& memory, Results& out) {
     // Uneven chunks of both dims, and even ones of the second: odd rows, and word-aligned rows.
@@ -195,7 +195,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
-TEST_F(CommGpu, FailedRankEndsAllRanks) {
+TEST_F(CommGpu, FailedRankAbortsAllRanks) {
   const std::string what = failure({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     const Tensor x = rank_input(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     world.all_reduce(x);
@@ -224,7 +224,7 @@ TEST_F(CommGpu, RejectsMixedDevices) {
 }
 
 // A lost message and a missing rank are detected as on the CPU.
-TEST_F(CommGpu, DetectsFaults) {
+TEST_F(CommGpu, DetectsLostMessagesAndMissingRanks) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
   o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
   const std::string lost = failure(o, [](Communicator& world) {
@@ -256,7 +256,7 @@ TEST_F(NcclGpu, EveryOperationMatchesThreadRanks) {
 }
 
 // Chunks inside the full array.
-TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
+TEST_F(NcclGpu, AcceptsChunksInsideFullArray) {
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     for (const int64_t n : {1000, 1001}) {
       const Tensor x = whole_numbers(world.rank(), {n}, DType::float32, arena);
@@ -271,7 +271,7 @@ TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
 }
 
 // Background calls of one communicator and blocking calls of another share one order.
-TEST_F(NcclGpu, CommunicatorsOfRankShareOneOrder) {
+TEST_F(NcclGpu, CommunicatorsOfOneRankShareOneOrder) {
   if (gpus < 4) GTEST_SKIP() << "this machine has no four GPUs";
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     const auto row = world.split(world.rank() / 2, world.rank(), "row"),
@@ -294,7 +294,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return failure(options, [&](Communicator& world) { body(world, make_gpu_arena(world)); });
 }
 
-TEST_F(NcclGpu, FailedRankEndsAllRanks) {
+TEST_F(NcclGpu, FailedRankAbortsAllRanks) {
   for (const bool background : {false, true}) {
     const std::string what = failure(over_nccl(2), [&](Communicator& world, const ArenaPtr& arena) {
       const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
@@ -334,18 +334,18 @@ TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
 }
 
 // Detected before NCCL is called, which would hang.
-TEST_F(NcclGpu, MismatchedCallsEndAllRanks) {
+TEST_F(NcclGpu, MismatchedCallsAbortAllRanks) {
   for (const auto& [what, ask] : test::kOddCalls) {
     const std::string message = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
       ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
-    EXPECT_TRUE(has(message, " asks for ")) << what;
+    EXPECT_TRUE(has(message, " calls ")) << what;
     EXPECT_TRUE(has(message, "every rank must communicate in the same order")) << what;
   }
 }
 
 // Collectives of two communicators in one graph, some concurrent with kernels, with different values at each launch.
-TEST_F(NcclGpu, GraphContainsCollectives) {
+TEST_F(NcclGpu, GraphReplaysCollectives) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
       const ArenaPtr arena = make_gpu_arena(world);
@@ -401,7 +401,7 @@ TEST_F(NcclGpu, CollectiveWithoutWaitInvalidatesCapture) {
     });
 }
 
-TEST_F(NcclGpu, FailureInsideGraphEndsAllRanks) {
+TEST_F(NcclGpu, FailureInsideGraphAbortsAllRanks) {
   if constexpr (kWithCuda)
     for (const bool late : {false, true}) {
       const std::string what = failure(over_nccl(2, late ? 0.5 : 20), [&](Communicator& world, const ArenaPtr& arena) {
@@ -445,7 +445,7 @@ bool soon(const F& done) {
   return false;
 }
 
-TEST_F(NcclOneGpu, StartsCapturesAndEnds) {
+TEST_F(NcclOneGpu, InitializesCapturesAndShutsDown) {
   if constexpr (kWithCuda && kWithNccl) {
     prepare_for_nccl();
     const std::unique_ptr<NcclApi> nccl = real_nccl(0, 1);

@@ -131,7 +131,7 @@ TEST(Nccl, MapsCollectivesToLibraryCalls) {
   EXPECT_EQ(record_calls({.op = Op::reduce, .root = 2, .count = 12}), Calls{"reduce in+0 out+0 12 float32 sum root 2"});
 }
 
-TEST(Nccl, UnevenChunksAreGroups) {
+TEST(Nccl, UnevenChunksUseGroupedCalls) {
   EXPECT_EQ(record_calls({.op = Op::reduce_scatter, .count = 11}),
             (Calls{"(", "reduce in+0 - 3 float32 sum root 0", "reduce in+3 out+0 4 float32 sum root 1",
                    "reduce in+7 - 4 float32 sum root 2", ")"}));
@@ -142,7 +142,7 @@ TEST(Nccl, UnevenChunksAreGroups) {
             (Calls{"(", "broadcast in+0 out+0 1 float32 root 1", "broadcast out+1 out+1 1 float32 root 2", ")"}));
 }
 
-TEST(Nccl, MessagesAreGroups) {
+TEST(Nccl, AllToAllUsesGroupedSendsAndReceives) {
   EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 6}),
             (Calls{"(", "send in+0 2 float32 to 0", "recv out+0 2 float32 from 0", "send in+2 2 float32 to 1",
                    "recv out+2 2 float32 from 1", "send in+4 2 float32 to 2", "recv out+4 2 float32 from 2", ")"}));
@@ -161,12 +161,12 @@ TEST(Nccl, MessagesAreGroups) {
             (Calls{"(", "recv out+0 2 float32 from 2", ")"}));
 }
 
-TEST(Nccl, RejectsOtherSummationOrders) {
+TEST(Nccl, RejectsAlgorithmsWithFixedReductionOrder) {
   EXPECT_THROW(record_calls({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
   EXPECT_THROW(record_calls({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
 }
 
-TEST(Nccl, HostArraysUseCarrier) {
+TEST(Nccl, HostArraysUseHostTransport) {
   const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     Log log;
@@ -215,7 +215,7 @@ TEST(Nccl, StuckCollectiveIsAbortedAndNamed) {
 
 // During capture of the rank's stream no call waits; background calls are joined by wait(), and all of a rank's
 // communicators are aborted after one has failed.
-TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
+TEST(Nccl, CaptureOnlyQueuesCollectives) {
   on_two_ranks(0.1, [](Log& log, NcclTransport& nccl, const Call& call) {
     const std::unique_ptr<Transport> other = nccl.split(0, nccl.rank());
     log.captured = true;
@@ -243,7 +243,7 @@ TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
 }
 
 // A rank fails while a collective waits for it: NCCL is aborted immediately, long before the timeout.
-TEST(Nccl, FailedRankAbortsOthers) {
+TEST(Nccl, FailedRankAbortsOtherRanks) {
   on_two_ranks(20, [](Log& log, NcclTransport& nccl, const Call& call) {
     if (nccl.rank() == 1) return nccl.fail("out of memory");
     EXPECT_THROW(nccl.native(call), PeerFailed);

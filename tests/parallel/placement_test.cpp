@@ -102,7 +102,7 @@ Placement random_placement(const Philox& random, uint64_t at, int kind, int rank
   return S(static_cast<int>(random.below(static_cast<uint64_t>(rank), at)));
 }
 
-TEST(Placement, EveryConversionHasItsAdjoint) {
+TEST(Placement, BackwardOfEveryConversionIsItsAdjoint) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& axis) {
       const Philox random = Philox::named(3, "shapes");
@@ -121,7 +121,7 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
     });
 }
 
-TEST(Placement, EvenChunksNeedNoFullSize) {
+TEST(Placement, EvenChunksRequireNoFullShape) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
     const Shape full{2, 6, 3};
@@ -166,7 +166,7 @@ TEST(Placement, TrafficMatchesFormulas) {
   });
 }
 
-TEST(Placement, OneRankAxisIsFree) {
+TEST(Placement, OneRankAxisSendsNothing) {
   launch({.ranks = 1}, [](Communicator& axis) {
     const Var x(random_tensor({3, 2}, make_arena(), 1, 0), true);
     for (const Placement& from : {R, I, P, S(0), S(1)})
@@ -333,7 +333,7 @@ TEST(Mesh, SupportsUnevenSizes) {
   });
 }
 
-TEST(Mesh, OneRankAxisIsFree) {
+TEST(Mesh, OneRankAxisSendsNothing) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     world.reset_counts();
     Mesh mesh(world, {{"dp", 1}, {"tp", 2}, {"cp", 1}});
@@ -363,10 +363,10 @@ TEST(Mesh, RejectsInvalidAxes) {
       return refusal(world, {{"dp", 2}, {"tp", 2}}, use);
     };
     const std::string tail = "; the mesh is dp 2 x tp 2";
-    EXPECT_EQ(refused([](Mesh& m) { m["ep"]; }), "[mesh] there is no axis 'ep'" + tail);
-    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "ep"}); }), "[mesh] there is no axis 'ep'" + tail);
+    EXPECT_EQ(refused([](Mesh& m) { m["ep"]; }), "[mesh] unknown axis 'ep'" + tail);
+    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "ep"}); }), "[mesh] unknown axis 'ep'" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp occurs twice in tp+tp");
-    EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1, 2}); }), "[mesh] there is no coordinate 2 on axis tp" + tail);
+    EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1, 2}); }), "[mesh] coordinate out of range: 2 on axis tp" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1}); }), "[mesh] 1 coordinates" + tail);
   });
 }

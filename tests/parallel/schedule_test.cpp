@@ -35,7 +35,7 @@ Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
   return s;
 }
 
-TEST(Schedule, EveryGeneratorIsValidAfterEveryPass) {
+TEST(Schedule, EveryGeneratedScheduleIsValidAfterEveryPass) {
   const Philox draw = Philox::named(1, "passes");
   uint64_t at = 0;
   for (int p = 1; p <= 8; ++p)
@@ -63,7 +63,7 @@ TEST(Schedule, HasTwoMessagesPerBoundaryAndMicrobatch) {
       }
 }
 
-TEST(Schedule, PassesProduceDocumentedLists) {
+TEST(Schedule, PassesProduceDocumentedActionLists) {
   const Schedule s = one_f_one_b(2, 2);
   const auto rank0 = [](const Schedule& x) {
     Schedule only{.actions = {x.actions[0]}};
@@ -136,7 +136,7 @@ TEST(Validate, DescribesFaultAndPosition) {
   };
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { one.pop_back(); }), "rank 1: 1B2 is missing");
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { std::swap(one[1], one[3]); }),
-            "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend");
+            "rank 1, action 1 (1B1): precedes that of micro-batch 0; expected ascending micro-batches in each stage");
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { one[2] = {PassKind::F, 0, 1}; }), "stage 0 is on rank 0"));
   EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "occurs twice"));
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { std::swap(one[0], one[1]); }),
@@ -229,7 +229,7 @@ void for_sizes(const F& f) {
 
 // In the naive schedule one rank works at a time, GPipe has every micro-batch in flight, 1F1B has GPipe's bubble with
 // less memory, and ZB-H1 a third of it.
-TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryOfPapers) {
+TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryInPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
                      split = simulate(zb_h1(p, m));
@@ -245,7 +245,7 @@ TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryOfPapers) {
   });
 }
 
-TEST(Simulate, InterleavedDividesTheBubbleByItsChunks) {
+TEST(Simulate, InterleavedDividesBubbleByChunksPerRank) {
   for (int p = 1; p <= 8; ++p)
     for (int m = p; m <= 4 * p; m += p)
       for (int v = 1; v <= 4; ++v) {
@@ -258,7 +258,7 @@ TEST(Simulate, InterleavedDividesTheBubbleByItsChunks) {
 }
 
 // The smallest number of micro-batches without idle time inside a rank's span.
-TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
+TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeWith2PMinus1Microbatches) {
   for_sizes([](int p, int m) {
     const Simulation h2 = simulate(zb_h2(p, m)), v = simulate(zb_v(p, m));
     EXPECT_EQ(std::ranges::max(h2.in_flight), std::min(2 * p - 1, m));
@@ -277,7 +277,7 @@ TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
 
 // The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
 // about 3 p, where 1F1B has p and 6 (p - 1). Also random sizes up to 40 ranks.
-TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
+TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
   const auto expect = [](int p, int m) {
     const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
     const auto max_in_flight = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
@@ -298,7 +298,7 @@ TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
 }
 
 // Splitting the backward pass without reordering changes no times; neither do free messages.
-TEST(Simulate, PassesWithoutCostChangeNoTimes) {
+TEST(Simulate, SplitBackwardAndFreeMessagesPreserveMakespan) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 2 * p, 3 * p + p})
       for (const Schedule& s : test::all_schedules(p, m)) {
@@ -348,16 +348,16 @@ void expect_shown(const std::string& file, const std::string& picture) {
 // The diagrams in the generators' files are the output of draw().
 TEST(Draw, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
-       std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
-                                                     {"schedules.cpp", gpipe(3, 4)},
+       std::vector<std::pair<std::string, Schedule>>{{"naive.cpp", naive(3, 2)},
+                                                     {"gpipe.cpp", gpipe(3, 4)},
                                                      {"one_f_one_b.cpp", one_f_one_b(3, 4)},
                                                      {"simulate.h", one_f_one_b(3, 4)},
-                                                     {"schedules.cpp", interleaved(2, 2, 2)},
+                                                     {"interleaved.cpp", interleaved(2, 2, 2)},
                                                      {"zero_bubble.cpp", zb_h1(3, 5)},
                                                      {"zero_bubble.cpp", zb_h2(3, 5)},
-                                                     {"schedules.cpp", zb_v(2, 4)},
-                                                     {"schedules.cpp", v_min(2, 3)},
-                                                     {"schedules.cpp", v_half(2, 3)}})
+                                                     {"zb_v.cpp", zb_v(2, 4)},
+                                                     {"v_half.cpp", v_min(2, 3)},
+                                                     {"v_half.cpp", v_half(2, 3)}})
     expect_shown(file, draw(simulate(schedule)));
   expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }
@@ -368,7 +368,7 @@ TEST(Draw, OmitsMessages) {
             "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
 }
 
-TEST(Draw, FitsIntoGivenColumns) {
+TEST(Draw, FitsIntoRequestedColumns) {
   const Simulation s = simulate(gpipe(3, 30));
   for (const int columns : {1, 7, 40}) {
     const std::string text = draw(s, 0, columns), first = text.substr(0, text.find('\n'));
@@ -417,7 +417,7 @@ TEST(Replay, ReproducesMeasuredStep) {
 }
 
 // Means would lose the extra time of the first micro-batch, for which the other rank waits.
-TEST(Replay, FirstMicrobatchHasSeparateTime) {
+TEST(Replay, UsesSeparateTimeForFirstMicrobatch) {
   const Schedule s = zb_h2(2, 4);
   Times slow;
   for (const PassKind what : {PassKind::F, PassKind::I, PassKind::W})
@@ -453,7 +453,7 @@ TEST(Replay, MessagesStartWhenBothSidesAreReady) {
 }
 
 // The scaled diagram of any schedule with any times: rows have the requested width and show each rank's idle time.
-TEST(Draw, ToScalePreservesLengths) {
+TEST(Draw, ScaledDiagramPreservesDurations) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));
     std::istringstream rows(draw_to_scale(sim, 2 * sim.makespan, 1000));

@@ -46,7 +46,7 @@ Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double
   });
 }
 
-TEST(Tcp, OperationsGroupsAndMessagesAreCorrect) {
+TEST(Tcp, CollectivesSubgroupsAndMessagesAreCorrect) {
   for (const int n : {1, 2, 3}) {
     const Texts errors = over_tcp(n, [&](Communicator& world) {
       for (const Algorithm algorithm : test::kByMessages) {
@@ -85,7 +85,7 @@ TEST(Tcp, SumsMatchThreadRanksBitwise) {
   }
 }
 
-TEST(Tcp, FailedRankIsNamedToOthers) {
+TEST(Tcp, OtherRanksReportFailedRank) {
   std::latch others(2);  // otherwise rank 1 fails during the initial exchange of the world
   Texts errors = over_tcp(3, [&](Communicator& world) {
     if (world.rank() == 1) {
@@ -113,7 +113,7 @@ TEST(Tcp, FailedRankIsNamedToOthers) {
 }
 
 // A killed process closes its connections without a message; invalid messages are rejected.
-TEST(Tcp, BrokenConnectionMeansFailedRank) {
+TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   const auto after = [](const std::string& bytes) {
     const std::string address = test::free_address();
     Texts errors = test::run_ranks(2, [&](int rank) {
@@ -203,7 +203,7 @@ TEST(Rendezvous, ClosesForeignConnections) {
 }
 
 // A supervisor restarts a killed rank while others wait.
-TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
+TEST(Rendezvous, RestartedRankReplacesItsPreviousProcess) {
   for (const int ended : {0, 1, 2}) {
     const std::string address = free_address();
     const Texts errors = run_ranks(3, [&](int rank) {
@@ -229,7 +229,7 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
   }
 }
 
-TEST(Rendezvous, RetriesLateNames) {
+TEST(Rendezvous, RetriesUnresolvedHostNames) {
   const std::string address = free_address(), port = address.substr(address.find(':'));
   for (const int first_calls : {1, 7}) {
     failing_lookups = first_calls;
@@ -240,7 +240,7 @@ TEST(Rendezvous, RetriesLateNames) {
   }
 }
 
-TEST(Rendezvous, EveryRankReportsUnresolvedName) {
+TEST(Rendezvous, EveryRankReportsUnresolvedHostName) {
   failing_lookups = 1000;
   const Texts errors = run_ranks(
       2, [&](int rank) { meet({.address = "late.invalid:29500", .rank = rank, .ranks = 2, .timeout_s = 0.3}); });
@@ -251,7 +251,7 @@ TEST(Rendezvous, EveryRankReportsUnresolvedName) {
   EXPECT_LT(failing_lookups, 998);
 }
 
-TEST(Rendezvous, FollowsMovedNames) {
+TEST(Rendezvous, ResolvesHostNamesAgainAfterAddressChange) {
   const std::string address = free_address(), port = address.substr(address.find(':'));
   failing_lookups = 0, former_lookups = 1;
   const Texts errors = run_ranks(2, [&](int rank) {
@@ -290,7 +290,7 @@ TEST(Rendezvous, NamesExitedRank) {
             "[rendezvous] ranks 1, 2 did not connect to " + address + " within 0.5 s; rank 2 had connected and exited");
 }
 
-TEST(Rendezvous, SendsMissingRanksToAllPeers) {
+TEST(Rendezvous, ReportsMissingRanksToAllPeers) {
   const std::string address = free_address();
   const Texts errors =
       run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
@@ -300,7 +300,7 @@ TEST(Rendezvous, SendsMissingRanksToAllPeers) {
             "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
 }
 
-TEST(Rendezvous, SendsMismatchesToAllPeers) {
+TEST(Rendezvous, ReportsMismatchesToAllPeers) {
   const std::string address = free_address();
   const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& words) {
     const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
@@ -312,13 +312,13 @@ TEST(Rendezvous, SendsMismatchesToAllPeers) {
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
           "1 connected twice to the rendezvous; expected each rank once");
   all_say({{address, 0, 3, 10}, {address, 1, 4, 10}},
-          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all");
+          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all ranks");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is not a rank among 3 ranks; expected 0 to 2");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
   EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
 }
 
-TEST(Rendezvous, RejectsInvalidAnswers) {
+TEST(Rendezvous, RejectsInvalidReplies) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
     if (rank == 1) meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 5});
@@ -357,7 +357,7 @@ std::optional<MpiSurroundings> with(const Environment& environment) {
   return mpi_surroundings(environment_variables(environment));
 }
 
-TEST(Surroundings, DetectsLaunchers) {
+TEST(LauncherEnvironment, DetectsLaunchers) {
   EXPECT_EQ(with({{"OMPI_COMM_WORLD_SIZE", "4"}})->ranks, 4);
   EXPECT_EQ(with({{"PMI_SIZE", "3"}, {"PMI_RANK", "1"}})->ranks, 3);
   EXPECT_EQ(with({{"MV2_COMM_WORLD_SIZE", "2"}})->ranks, 2);
@@ -365,14 +365,14 @@ TEST(Surroundings, DetectsLaunchers) {
   EXPECT_EQ(with({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"PMI_RANK", "0"}})->ranks, 2);
 }
 
-TEST(Surroundings, IgnoresOtherEnvironments) {
+TEST(LauncherEnvironment, IgnoresUnrelatedVariables) {
   EXPECT_FALSE(with({}));
   EXPECT_FALSE(with({{"OMPI_COMM_WORLD_SIZE", "four"}}));
   EXPECT_FALSE(with({{"PMI_SIZE", ""}}));
   EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without PMI
 }
 
-TEST(Surroundings, DetectsUnconnectedTasks) {
+TEST(LauncherEnvironment, DetectsTasksWithoutPmi) {
   const auto lone = [](const Environment& environment) { return unlinked_tasks(environment_variables(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
@@ -382,7 +382,7 @@ TEST(Surroundings, DetectsUnconnectedTasks) {
   EXPECT_EQ(lone({{"SLURM_NTASKS", "4"}}), 0);  // an allocation
 }
 
-TEST(Surroundings, NamesMissingBackend) {
+TEST(LauncherEnvironment, ErrorNamesMissingBackend) {
   if (kWithMpi) GTEST_SKIP() << "this build has MPI";
   const std::string what = error_message([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
   EXPECT_TRUE(has(what, "this build has no MPI"));
@@ -439,7 +439,7 @@ TEST(SharedExchange, MatchesThreadRanks) {
 }
 
 // Each rank has its own mapping of the others' arrays, like processes; nothing goes through the window.
-TEST(SharedExchange, LargeArraysStayInPlace) {
+TEST(SharedExchange, LargeArraysAreReadInPlace) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
     launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
@@ -456,7 +456,7 @@ TEST(SharedExchange, LargeArraysStayInPlace) {
 }
 
 // Unmappable arrays of one rank, and small arrays, go through the window.
-TEST(SharedExchange, UsesWindowIfOneArrayIsUnmappable) {
+TEST(SharedExchange, CopiesThroughWindowIfOneArrayIsUnmappable) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
     PeerMemory peers;
@@ -491,7 +491,7 @@ TEST(SharedExchange, NamesMismatchedCalls) {
     shared.run(make_call(Op::all_reduce, DType::float32, x.numel(), x, x));
   };
   const std::string what = error_message([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
-  EXPECT_TRUE(has(what, "asks for all_reduce of 40"));
+  EXPECT_TRUE(has(what, "calls all_reduce of 40"));
 }
 
 }  // namespace

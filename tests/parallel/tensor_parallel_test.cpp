@@ -76,7 +76,7 @@ void check_cases(DType dtype, double bound, uint64_t trials) {
 TEST(TensorParallel, LossAndGradientsMatchOneRank) { check_cases(DType::float64, 1e-12, 12); }
 
 // Sums are split differently and rounded to 6e-8 each: two layers and some tens of channels stay below this bound.
-TEST(TensorParallel, Float32DiffersByRounding) { check_cases(DType::float32, 1e-5, 6); }
+TEST(TensorParallel, Float32MatchesOneRankWithinRounding) { check_cases(DType::float32, 1e-5, 6); }
 
 std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   std::vector<std::vector<float>> out;
@@ -84,7 +84,7 @@ std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   return out;
 }
 
-TEST(TensorParallel, OneRankAxisChangesNothing) {
+TEST(TensorParallel, OneRankAxisMatchesUnshardedModel) {
   launch({.ranks = 1}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
@@ -117,7 +117,7 @@ TEST(TensorParallel, InitialValuesMatchFullModelBitwise) {
 }
 
 // Immediate and deferred weight gradients are bitwise identical on every rank.
-TEST(TensorParallel, DeferredWeightGradientsAreBitwiseIdentical) {
+TEST(TensorParallel, DeferredWeightGradientsMatchImmediateGradientsBitwise) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
       const ModelConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
@@ -138,7 +138,7 @@ TEST(TensorParallel, DeferredWeightGradientsAreBitwiseIdentical) {
 }
 
 // One op for both layers of an Mlp, compared with separate layers: a wrapper disables fusion.
-TEST(TensorParallel, FusedOpMatchesLayersBitwise) {
+TEST(TensorParallel, FusedMlpMatchesSeparateLayersBitwise) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)})
       for (const DType dtype : {DType::float32, DType::bfloat16})
@@ -164,7 +164,7 @@ TEST(TensorParallel, FusedOpMatchesLayersBitwise) {
 }
 
 // A norm after a row layer also computes the gradient sums of its bias, bitwise identically.
-TEST(TensorParallel, NormSumsRowBiasGradients) {
+TEST(TensorParallel, NormComputesBiasGradientsOfRowLayer) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
       const auto bias_gradient = [&](bool rides) {
@@ -201,7 +201,7 @@ TEST(TensorParallel, RejectsInvalidConfigurations) {
   EXPECT_EQ(refusal(config, 3, S(1)),
             head + "3 ranks do not divide 10 tokens of a sequence; nearest valid number of ranks: 2 or 5");
   EXPECT_EQ(refusal(config, 3, S(1, 9)), "nothing was thrown");
-  EXPECT_EQ(refusal(config, 6, I), head + "6 ranks do not divide 5 entries of a vocabulary; expected at most 5 ranks");
+  EXPECT_EQ(refusal(config, 6, I), head + "6 ranks exceed the vocabulary size, 5; expected at most 5 ranks");
   EXPECT_EQ(refusal(config, 2, P), "[tensor_parallel] placement between the blocks: expected I or S(1), got P");
 }
 
@@ -272,7 +272,7 @@ void expect_counts(Communicator& tp, const Expected& x, const std::string& what)
     EXPECT_EQ(counts[static_cast<size_t>(other)].calls, 0) << what;
 }
 
-TEST(TensorParallelCost, MovesBytesOfFormulas) {
+TEST(TensorParallelCost, TrafficMatchesFormulas) {
   for (const int ranks : {2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16})
@@ -336,7 +336,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
 }
 
 // Checks that the event was requested before `when` and completed after; it may not have started.
-void expect_under_way(const TraceEvent& event, double when, const std::string& what) {
+void expect_in_progress(const TraceEvent& event, double when, const std::string& what) {
   EXPECT_LT(event.requested, when) << what;
   EXPECT_GT(event.end, when) << what;
 }
@@ -349,8 +349,8 @@ TEST(TensorParallelCost, InputGradientReductionOverlapsWeightGradients) {
     ASSERT_EQ(sums.size(), 3U);
     const Seen seen = watch_backward(between, {sums[1], sums[2]});
     ASSERT_EQ(seen.of(op), sums);
-    expect_under_way(seen.events[sums[1]], seen.up, "up, between " + between.str());
-    expect_under_way(seen.events[sums[2]], seen.qkv, "qkv, between " + between.str());
+    expect_in_progress(seen.events[sums[1]], seen.up, "up, between " + between.str());
+    expect_in_progress(seen.events[sums[2]], seen.qkv, "qkv, between " + between.str());
   }
 }
 
@@ -363,7 +363,7 @@ TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
   ASSERT_EQ(gathers.size(), 7U);  // the last is for the positions
   const Seen seen = watch_backward(S(1), {gathers[0], gathers[2], gathers[4]});
   for (const auto& [gather, sum] : {std::array<size_t, 2>{0, 0}, {2, 1}, {4, 2}})
-    expect_under_way(seen.events[gathers[gather]], seen.events[sums[sum]].requested, "sum " + std::to_string(sum));
+    expect_in_progress(seen.events[gathers[gather]], seen.events[sums[sum]].requested, "sum " + std::to_string(sum));
 }
 
 // Compares the gradients of a strategy's shards, gathered on data rank 0, with those of one rank.
@@ -384,7 +384,7 @@ void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& ful
   }
 }
 
-void check_beside_zero(Communicator& world, int stage, const Placement& between, Recompute recompute) {
+void check_with_zero(Communicator& world, int stage, const Placement& between, Recompute recompute) {
   Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
   const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
@@ -424,7 +424,7 @@ TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
   launch({.ranks = 4, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     for (const Placement& between : {I, S(1)})
       for (const Recompute recompute : kRecomputes)
-        for (const int stage : {2, 3}) check_beside_zero(world, stage, between, recompute);
+        for (const int stage : {2, 3}) check_with_zero(world, stage, between, recompute);
   });
 }
 
@@ -465,7 +465,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   EXPECT_EQ(arena->usage(Category::communication).live, 0);
 }
 
-TEST(TensorParallelMemory, BlockMatchesFormula) {
+TEST(TensorParallelMemory, BlockActivationsMatchFormula) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})

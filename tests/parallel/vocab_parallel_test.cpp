@@ -61,7 +61,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   EXPECT_LE(test::distance(own.grad(), part(full.grad(), 1, tp)), bound) << what;
 }
 
-TEST(VocabParallel, LossAndGradientMatchFullRows) {
+TEST(VocabParallel, LossAndGradientMatchUnshardedLogits) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Philox random = Philox::named(9, "sizes");
@@ -77,7 +77,7 @@ TEST(VocabParallel, LossAndGradientMatchFullRows) {
 }
 
 // Logits that overflow without the global maximum.
-TEST(VocabParallel, MaximumIsOverAllRanks) {
+TEST(VocabParallel, MaximumIsReducedOverAllRanks) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const std::vector<float> mine = tp.rank() == 0 ? std::vector<float>{-2000, 10} : std::vector<float>{2000, 1999};
@@ -165,7 +165,7 @@ TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
     Embedding small(1, 3);
     EXPECT_EQ(error_message([&] { vocab_wise(small, tp, I); }),
-              "[tensor_parallel] world axis: 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
+              "[tensor_parallel] world axis: size 1 along dim 0 of a parameter of '' cannot be sharded over 2 ranks");
   });
 }
 
@@ -190,10 +190,10 @@ std::vector<double> packed(const AttentionShape& s, const std::vector<int64_t>& 
 
 enum class Way : uint8_t { zigzag, contiguous, ulysses };
 
-void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype, Communicator& cp,
-                  const ArenaPtr& arena) {
+void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way, DType dtype, Communicator& cp,
+                              const ArenaPtr& arena) {
   const AttentionValues x = draw_extreme(s, extreme, 11);
-  const PlainAttention expected = attend_plainly(s, x);
+  const PlainAttention expected = reference_attention(s, x);
   const SequencePartition balance = way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
   const std::vector<int64_t> mine = context_positions(s.tk, cp.size(), cp.rank(), balance);
   const auto tensor = [&](const std::vector<double>& values) {
@@ -217,7 +217,7 @@ void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype
       << what;
 }
 
-void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device device) {
+void expect_matches_loops(int ranks, std::initializer_list<DType> dtypes, Device device) {
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     for (const DType dtype : dtypes)
       for (const Way way : {Way::zigzag, Way::contiguous, Way::ulysses})
@@ -225,14 +225,14 @@ void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device d
           for (const Extreme extreme : kExtremes) {
             const ArenaPtr arena = device == Device::cpu ? world.make_arena() : make_arena(device);
             const int64_t tokens = 24 * ranks;
-            expect_plain({.tq = tokens, .tk = tokens, .h = 2 * ranks, .k = ranks, .d = 4, .causal = causal}, extreme,
-                         way, dtype, world, arena);
+            expect_matches_reference({.tq = tokens, .tk = tokens, .h = 2 * ranks, .k = ranks, .d = 4, .causal = causal},
+                                     extreme, way, dtype, world, arena);
           }
   });
 }
 
-TEST(Extremes, ContextParallelMatchesPlainLoops) {
-  for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
+TEST(ExtremeInputs, ContextParallelMatchesReferenceLoops) {
+  for (const int ranks : {1, 2, 3, 4}) expect_matches_loops(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
 // The largest logit, and the target's, may be on any rank.
@@ -272,14 +272,16 @@ void expect_loss(int ranks, DType dtype) {
   });
 }
 
-TEST(Extremes, VocabParallelMatchesPlainLoops) {
+TEST(ExtremeInputs, VocabParallelMatchesReferenceLoops) {
   for (const int ranks : {1, 2, 3, 4})
     for (const DType dtype : {DType::float64, DType::float32}) expect_loss(ranks, dtype);
 }
 
-using ExtremesGpu = test::OnGpu;
+using ExtremeInputsGpu = test::OnGpu;
 
-TEST_F(ExtremesGpu, ContextParallelMatchesPlainLoops) { expect_plain_match(2, {DType::float32}, Device::cuda); }
+TEST_F(ExtremeInputsGpu, ContextParallelMatchesReferenceLoops) {
+  expect_matches_loops(2, {DType::float32}, Device::cuda);
+}
 
 }  // namespace
 }  // namespace tessera

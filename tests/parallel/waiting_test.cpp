@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
-TEST(Waiting, StoppedTimeDoesNotCount) {
+TEST(Collectives, TimeoutExcludesSuspendedTime) {
   AwakeTimer timer;
   EXPECT_LT(timer.seconds(), 0.1);
   for (int i = 0; i < 5; ++i) {
@@ -26,7 +26,7 @@ TEST(Waiting, StoppedTimeDoesNotCount) {
   EXPECT_NEAR(timer.seconds() - before, 0.25, 1e-6);
 }
 
-TEST(Waiting, BarrierWaitsForLastRank) {
+TEST(Collectives, BarrierWaitsForLastRank) {
   for (const int ranks : {2, 3, 5})
     for (int late = 0; late < ranks; ++late) {
       std::atomic<int> come = 0;
@@ -43,7 +43,7 @@ TEST(Waiting, BarrierWaitsForLastRank) {
 
 // When a call returns, its arrays belong to its rank again: they are overwritten while slower ranks may still be in the
 // call. Uses more ranks than cores, and arrays long enough for preemption.
-TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
+TEST(Collectives, CallersMayOverwriteArraysAfterCall) {
   constexpr int kRanks = 4;
   constexpr int64_t kElements = 60000;
   for (const Algorithm algorithm : test::kByMessages)
@@ -95,7 +95,7 @@ TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
 }
 
 // One of several ranks requests another size, dtype, operation, root or reduction; the others agree.
-TEST(Waiting, NamesOddRankAtAnyPosition) {
+TEST(Collectives, ErrorsNameMismatchedRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
       for (const auto& [kind, ask] : test::kOddCalls) {
@@ -171,7 +171,7 @@ Watched watch_zero_until(int stage, const F& overlaps) {
   return watch_zero(stage, 0.1);
 }
 
-TEST(Waiting, PrefetchOverlapsComputation) {
+TEST(ZeroOverlap, ParameterPrefetchOverlapsComputation) {
   const Watched w = watch_zero_until(3, [](const Watched& x) {
     if (x.gathers.size() < 2 * x.begins.size() - 1 || x.backwards.size() < x.begins.size()) return true;
     const size_t back = x.gathers.size() - x.begins.size();
@@ -196,7 +196,7 @@ TEST(Waiting, PrefetchOverlapsComputation) {
   }
 }
 
-TEST(Waiting, ReductionOverlapsComputation) {
+TEST(ZeroOverlap, GradientReductionOverlapsComputation) {
   for (const int stage : {2, 3}) {
     const Watched w = watch_zero_until(stage, [](const Watched& x) {
       for (size_t i = 0; i + 1 < x.sums.size(); ++i)

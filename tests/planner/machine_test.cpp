@@ -44,7 +44,7 @@ class MachineFile : public testing::Test {
   void write(const std::string& text) const { std::ofstream(machine_file(machine_.identity)) << text; }
 
   const TemporaryDirectory folder_{temporary_directory() / "tessera-machine"};
-  Machine machine_ = test::planted_machine(2);
+  Machine machine_ = test::synthetic_machine(2);
 };
 
 TEST_F(MachineFile, RoundTrips) {
@@ -60,14 +60,14 @@ TEST_F(MachineFile, RoundTrips) {
   EXPECT_FALSE(load_machine(newer)) << "each version has its own file";
 }
 
-TEST_F(MachineFile, RejectsDamagedFilesWithOneLine) {
+TEST_F(MachineFile, RejectsDamagedFilesWithOneLineError) {
   const std::string good = to_text(machine_);
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     return text.replace(text.find(from), from.size(), to);
   };
   const std::vector<std::pair<std::string, std::string>> table = {
-      {"", "expected a line format = VALUE, got none"},
+      {"", "missing line; expected format = VALUE"},
       {good.substr(0, good.size() / 2), "expected"},
       {good + "more = 1\n", "unknown key more"},
       {with("format = 1", "format = 2"), "format: expected 1, got 2"},
@@ -87,7 +87,7 @@ TEST_F(MachineFile, RejectsDamagedFilesWithOneLine) {
 }
 
 TEST(SharedCores, RanksOnOneCoreShareItsTime) {
-  const Machine one = test::planted_machine(1), two = test::planted_machine(2);
+  const Machine one = test::synthetic_machine(1), two = test::synthetic_machine(2);
   const Sizes call = row_sizes(1, 1);
   for (const double busy : {1.0, 2.0, 3.0}) {
     EXPECT_DOUBLE_EQ(one.seconds(Kernel::add, call, DType::float32, 1, busy), busy * 1e-3);
@@ -98,7 +98,7 @@ TEST(SharedCores, RanksOnOneCoreShareItsTime) {
 }
 
 TEST(SharedCores, InterpolatesMeasuredSlowdown) {
-  Machine m = test::planted_machine(4);
+  Machine m = test::synthetic_machine(4);
   m.costs[static_cast<size_t>(MachineLoad::together)][0][static_cast<size_t>(Kernel::add)] = {1.6e-3};
   const auto at = [&](double busy) { return m.seconds(Kernel::add, row_sizes(1, 1), DType::float32, 1, busy); };
   EXPECT_NEAR(at(1), 1.0e-3, 1e-12);
@@ -140,7 +140,7 @@ Prediction on(const std::shared_ptr<const Machine>& machine, const Plan& plan) {
 }
 
 TEST(MeasuredStep, TwoRanksOnOneCoreTakeTwiceTheTime) {
-  Machine m = test::planted_machine(1);
+  Machine m = test::synthetic_machine(1);
   for (auto& links : m.links) links = {{2, {}}, {4, {}}};
   const auto one = std::make_shared<const Machine>(m);
   m.identity.processors = 2;
@@ -154,8 +154,8 @@ TEST(MeasuredStep, TwoRanksOnOneCoreTakeTwiceTheTime) {
   EXPECT_GT(pipe_of_two.step_s, pipe.step_s / 2);
 }
 
-TEST(MeasuredStep, PartsAddUp) {
-  const auto machine = std::make_shared<const Machine>(test::planted_machine(2));
+TEST(MeasuredStep, PartsSumToStepTime) {
+  const auto machine = std::make_shared<const Machine>(test::synthetic_machine(2));
   for (const Plan& plan : {Plan{}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.tp = 2, .sp = true}, Plan{.cp = 2},
                            Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4},
                            Plan{.dp = 2, .tp = 2, .recompute = Recompute::block}}) {

@@ -35,7 +35,7 @@ Case random_case(uint64_t trial) {
   return c;
 }
 
-TEST(OwnRuns, MeasurementReportsProgress) {
+TEST(TesseraRuns, MeasurementReportsProgress) {
   int reported = 0;
   const Measured m = measure(
       own_job(random_case(0)).value(), [&](int done) { EXPECT_EQ(done, reported++); }, 2);
@@ -43,7 +43,7 @@ TEST(OwnRuns, MeasurementReportsProgress) {
   EXPECT_GT(m.step_s, 0);
 }
 
-TEST(OwnRuns, PredictionMatchesVerify) {
+TEST(TesseraRuns, PredictedTrafficAndBytesMatchVerify) {
   for (uint64_t trial = 0; trial < test::plans(10); ++trial) {
     const Case c = random_case(trial);
     Job job = own_job(c).value();
@@ -93,7 +93,7 @@ Case large(uint64_t trial) {
   return c;
 }
 
-TEST(OwnRuns, DescribedMemoryIsNearDryRun) {
+TEST(TesseraRuns, PredictedMemoryApproximatesDryRun) {
   const auto trials = static_cast<int64_t>(test::plans(40));
   int64_t near = 0;
   for (int64_t trial = 0; trial < trials; ++trial) {
@@ -159,7 +159,7 @@ const std::tuple<const char*, ModelShape, Plan, int64_t, double> kGpuMeasurement
     {"gpt2", kGpt2, {.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4}, 8, 5048},
 };
 
-TEST(OwnRuns, PredictionMatchesPeakOnGpu) {
+TEST(TesseraRuns, PredictedPeakMatchesGpuMeasurement) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes shadow memory of one eighth of the reserved memory";
 #endif
@@ -212,7 +212,7 @@ void print(const std::vector<Record>& runs) {
                                   : "");
 }
 
-TEST(Published, RunsAreWithinErrorBounds) {
+TEST(Published, PredictionsAreWithinErrorBounds) {
   const std::vector<Record> runs = published();
   ASSERT_GT(runs.size(), 200u);
   if (std::getenv("TESSERA_TABLE")) print(runs);
@@ -249,7 +249,7 @@ TEST(Published, RunsAreWithinErrorBounds) {
 }
 
 // Scales each A100 table by one factor, the median of the other tables. The H100 has too few tables (two).
-TEST(Published, OneFactorFitsAGeneration) {
+TEST(Published, OneFactorFitsHardwareGeneration) {
   std::map<std::string, std::vector<double>> tables;  // published over predicted
   for (const Record& r : published())
     if (r.step_s > 0 && r.c.hardware.multiprocessors == 108) tables[r.source].push_back(r.step_s / r.p.step_s);
@@ -266,7 +266,7 @@ TEST(Published, OneFactorFitsAGeneration) {
 }
 
 // A group contains plans of one model on one cluster with one framework.
-TEST(Published, PlanOrderIsPredicted) {
+TEST(Published, PredictsOrderOfPlans) {
   std::map<std::string, std::vector<Record>> groups;
   for (Record& r : published())
     if (r.step_s > 0 && !r.group.starts_with("mosaic")) groups[r.group].push_back(std::move(r));

@@ -48,7 +48,7 @@ Case random_case(uint64_t trial) {
   return c;
 }
 
-TEST(Predict, PartsAddUpAndValuesAreFinite) {
+TEST(Predict, PartsSumToStepTimeAndValuesAreFinite) {
   for (uint64_t trial = 0; trial < 300; ++trial) {
     const Prediction p = predict(random_case(trial));
     const Parts& x = p.parts;
@@ -94,7 +94,7 @@ TEST(Predict, PlanFitsExactlyUpToCapacity) {
 
 // 6 FLOPs per parameter (6,738,415,616 without the 32,000 x 4,096 embedding table and the final norm), and 12 x 32
 // layers x 4,096 channels x 4,096 keys.
-TEST(Predict, ThroughputIsWorkOverTime) {
+TEST(Predict, ThroughputEqualsWorkOverTime) {
   constexpr double kFlops = 6.0 * (6738415616 - 131072000 - 4096) + 12.0 * 32 * 4096 * 4096, kTokens = 16 * 4096;
   Case c = make_case("llama2-7b", "h100", "megatron");
   c.layout = {.plan = {.dp = 2, .tp = 4, .microbatches = 4}, .sequences = 2};
@@ -107,7 +107,7 @@ TEST(Predict, ThroughputIsWorkOverTime) {
   EXPECT_EQ(std::pair(p.fastest_s, p.slowest_s), std::pair(0.75 * p.step_s, 1.5 * p.step_s));
 }
 
-TEST(Predict, ClosedFormsAreNearSimulation) {
+TEST(Predict, ClosedFormsApproximateSimulation) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
     const Case c = random_case(trial);
     const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
@@ -118,7 +118,7 @@ TEST(Predict, ClosedFormsAreNearSimulation) {
 }
 
 // Reports simulate the pipeline from these times: the makespan is the step without update and data axis.
-TEST(Predict, SimulatedStagesTakePredictedTime) {
+TEST(Predict, SimulatedStagesMatchPredictedTime) {
   for (const bool overlap : {false, true}) {
     Case c = make_case("llama2-7b", "a100-80", "megatron");
     c.layout.plan = {.pp = 4, .microbatches = 8};
@@ -192,7 +192,7 @@ TEST(ClosedForms, BubblesMatchPapers) {
 }
 
 // Independent of previous calls (cached schedules).
-TEST(ClosedForms, ClockMatchesSimulation) {
+TEST(ClosedForms, PipelineClockMatchesSimulation) {
   PipelineClock clock;
   for (uint64_t trial = 0; trial < test::plans(100); ++trial) {
     test::Draw draw("clock", trial);
@@ -274,7 +274,7 @@ TEST(ClosedForms, ModelActivationsMatchPaper) {
 }
 
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
-TEST(ClosedForms, ZeroStatesMatchPaper) {
+TEST(ClosedForms, ZeroModelStatesMatchPaper) {
   Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
          .hardware = hardware_named("v100"),
          .software = software_named("deepspeed")};
@@ -295,7 +295,7 @@ TEST(ClosedForms, ZeroStatesMatchPaper) {
 }
 
 // A pipeline stores a tied table on both ends, as if untied; a single rank stores it once.
-TEST(ClosedForms, BothPipelineEndsHoldATiedTable) {
+TEST(ClosedForms, TiedTableIsStoredOnBothPipelineEnds) {
   const double h = 12288, table = 51200 * h, layers = 48 * (12 * h * h + 13 * h), positions = 2048 * h;
   for (const bool tied : {true, false}) {
     Case c = korthikanti(1, false, Recompute::none);
@@ -345,7 +345,7 @@ TEST(ClosedForms, ReductionsOverlapBackward) {
 
 // torchtitan's policy saves the outputs of every second matmul of q, k, v, o, gate, up and down. Llama 3 8B with 8,192
 // tokens: 1,024 channels for k and v, 14,336 for gate.
-TEST(ClosedForms, OpRecomputationSavesEverySecondOp) {
+TEST(ClosedForms, OpRecomputationSavesEverySecondGemm) {
   Case c = make_case("llama3-8b", "h100", "fsdp");
   c.layout.plan.recompute = Recompute::op;
   const double s = 8192, h = 4096;

@@ -94,7 +94,7 @@ TEST(Search, RandomRequestsMatchBruteForce) {
 }
 
 // Candidates are bitwise identical to predict().
-TEST(Search, CandidatesEqualPredict) {
+TEST(Search, CandidatesMatchPredictionsExactly) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     const SearchRequest q = random_request(trial);
     for (const Candidate& c : search(q, 4).best) {
@@ -164,7 +164,7 @@ TEST(Search, EnumeratesAllValidLayouts) {
 }
 
 // The data axis is dp x cp.
-TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
+TEST(Search, OffersZeroOnlyWithDataOrContextRanks) {
   using Stages = std::set<ZeroStage>;
   const Stages all{ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
   for (const auto& [dp, cp, expected] :
@@ -179,7 +179,7 @@ TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
   }
 }
 
-TEST(Search, HonoursFixedChoices) {
+TEST(Search, RespectsFixedChoices) {
   SearchRequest q = small(8, 8);
   q.hardware.memory_bytes = 1e9;
   q.fixed = {.pp = 2,
@@ -203,7 +203,7 @@ TEST(Search, HonoursFixedChoices) {
   for (const Candidate& c : search(q).best) EXPECT_EQ(c.layout.plan.chunks, 2);
 }
 
-TEST(Search, EndsIfCallbackThrows) {
+TEST(Search, StopsIfCallbackThrows) {
   SearchRequest q = small(8);
   int calls = 0;
   const SearchResult full = search(q, 10, [&] { ++calls; });
@@ -219,9 +219,9 @@ TEST(Search, EndsIfCallbackThrows) {
 }
 
 TEST(Search, RejectsIndivisibleSizes) {
-  EXPECT_EQ(
-      refusal(small(7)),
-      "`ranks`: 7 does not divide into axes for the layers, heads, tokens and a batch of 4; nearest valid value: 8");
+  EXPECT_EQ(refusal(small(7)),
+            "`ranks`: 7 cannot be factored into axes that fit the layers, heads, tokens and a batch of 4; nearest "
+            "valid value: 8");
   SearchRequest q = small(6, 6);
   q.fixed.tp = 3;
   EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; nearest valid value: 2 or 4");
@@ -229,14 +229,14 @@ TEST(Search, RejectsIndivisibleSizes) {
   q.fixed.pp = 8;
   EXPECT_EQ(refusal(q), "`pp`: 8 ranks exceed the 4 layers");
   q.fixed = {.pp = 2, .dp = 3};
-  EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide 8");
+  EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide the 8 ranks");
   q.fixed = {.pp = 2, .microbatches = 1, .schedule = ScheduleKind::interleaved};
   EXPECT_EQ(refusal(q),
             "`schedule`: interleaved has more stages than the model's 4 layers, or requires `microbatches` to be a "
             "multiple of `pp`");
 }
 
-TEST(Search, LimitsSimulations) {
+TEST(Search, LimitsNumberOfSimulations) {
   SearchRequest q = on_h100("llama3-70b", "megatron", 256, 512);
   const SearchResult a = search(q);
   ASSERT_EQ(a.best.size(), 10U);

@@ -114,14 +114,14 @@ def test_large_output_on_both_pipes_is_read(repeats):
     assert len(tessera.lab()) == 3_000_000
 
 
-def test_silent_failure_reports_the_status(repeats):
+def test_silent_failure_reports_exit_status(repeats):
     repeats("sys.exit(3)")
-    with pytest.raises(tessera.Error, match="ended with status 3 without an error message") as caught:
+    with pytest.raises(tessera.Error, match="exited with status 3 without an error message") as caught:
         tessera.lab()
     assert caught.value.status == 3
 
 
-def test_progress_follows_the_output():
+def test_progress_is_parsed_from_output():
     bar = process.Progress("train", 10)
     bar.read('{"event":"step","step":3,"loss":4.25,"lr":0.1}')
     assert (bar.done, bar.total, bar.postfix) == (3, 10, "loss 4.250")
@@ -133,7 +133,7 @@ def test_progress_follows_the_output():
     assert bar.postfix == "op/gelu/forward/fp32"
 
 
-def test_bar_shows_the_steps(repeats, monkeypatch, capsys):
+def test_progress_bar_shows_steps(repeats, monkeypatch, capsys):
     repeats("import time; print('step 1/2', file=sys.stderr, flush=True); time.sleep(1.2)")
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     assert tessera.lab() == ""
@@ -141,7 +141,7 @@ def test_bar_shows_the_steps(repeats, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("options", [{"layerz": 2}, {"layers": "x"}, {"dtype": "fp31"}, {"heads": 5}])
-def test_wrong_option_raises_the_programs_message(options):
+def test_invalid_option_raises_error_of_program(options):
     arguments = [f"--{name}={value}" for name, value in options.items()]
     expected = subprocess.run([PROGRAM, "train", *arguments], capture_output=True, encoding="utf-8", check=False)
     with pytest.raises(tessera.Error) as caught:
@@ -152,7 +152,7 @@ def test_wrong_option_raises_the_programs_message(options):
 
 
 @pytest.mark.parametrize("make", [lambda: tessera.Plan(dp="two"), lambda: tessera.Plan(dp=2.5)])
-def test_plan_of_wrong_type_raises_the_programs_message(make):
+def test_plan_of_wrong_type_raises_error_of_program(make):
     with pytest.raises(tessera.Error) as caught:
         make()
     value = str(caught.value).split("'")[1]
@@ -167,7 +167,7 @@ def test_first_argument_must_be_a_plan():
     assert tessera.verify(plan=tessera.Plan(dp=2), **SMALL, steps=1).plan.dp == 2
 
 
-def test_missing_program_reports_the_build_command(tmp_path):
+def test_missing_program_reports_build_command(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "tessera")
     code = "import os; os.chdir('/'); import tessera; tessera.train.__doc__; tessera.train()"
     result = python(code, PYTHONPATH=str(tmp_path), PATH="/nowhere", TESSERA="")
@@ -192,7 +192,7 @@ def test_checkout_is_built_once_and_found_from_subdirectories(tmp_path, monkeypa
     assert (top / "built").read_text() == "built\n"
 
 
-def test_failed_build_raises_the_launchers_message(tmp_path, monkeypatch):
+def test_failed_build_raises_error_of_launcher(tmp_path, monkeypatch):
     script(tmp_path / "tessera", "#!/bin/sh\necho 'tessera: missing packages: g++' >&2; exit 2\n")
     (tmp_path / "tessera.h").touch()
     monkeypatch.setenv("TESSERA", str(tmp_path))
@@ -225,7 +225,7 @@ def test_plan_fields_are_options():
     assert set(tessera.Plan.__dataclass_fields__) - {"more"} <= set(program.options_of("train"))
 
 
-def test_run_has_tables_arrays_and_figures(tmp_path):
+def test_run_provides_tables_arrays_and_figures(tmp_path):
     out = tmp_path / "a run, µ"
     run = tessera.train(tessera.Plan(dp=2), **SMALL, steps=4, out=out, trace=True)
     assert list(run.steps.index) == [1, 2, 3, 4]
@@ -257,7 +257,7 @@ def test_bf16_is_converted_exactly(tmp_path):
     assert loaded["y"].tolist() == -7
 
 
-def test_proof_passes_or_reports_the_violated_bound():
+def test_verification_passes_or_reports_violated_bound():
     proof = tessera.verify(tessera.Plan(dp=2, zero=1), **SMALL, steps=2)
     assert proof and "bitwise identical" in repr(proof) and "#1a7f37" in proof._repr_html_()
     assert len(proof.losses) == 2
@@ -269,7 +269,7 @@ def test_proof_passes_or_reports_the_violated_bound():
     assert "#c62828" in broken._repr_html_() and "once too often" in broken._repr_html_()
 
 
-def test_schedule_of_lists_is_plotted_simulated_checked_and_run():
+def test_schedule_in_lists_is_plotted_simulated_checked_and_run():
     lists = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     schedule = tessera.Schedule(lists)
     assert str(schedule) == "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n" and tessera.Schedule(str(schedule)).ranks == lists
@@ -283,7 +283,7 @@ def test_schedule_of_lists_is_plotted_simulated_checked_and_run():
     assert not tessera.lab("check", "p1", schedule)
 
 
-def test_placements_from_a_dict_are_checked():
+def test_placements_in_dict_are_checked():
     mlp = {"mlp": "tp=2", "x": ["I->R"], "up.weight": "S(0)", "up.bias": "S(0)", "h": "S(2)", "down.weight": "S(1)",
            "z": "P->I", "down.bias": "I", "y": "I"}
     proof = tessera.verify(placements=mlp)
@@ -302,18 +302,18 @@ def test_ranking_returns_valid_plans(tmp_path):
     assert tessera.verify(ranking.best, **SMALL, batch=4, steps=1)
 
 
-def test_predicted_plans_have_figures():
+def test_predicted_plans_provide_figures():
     figure = tessera.report(tessera.Plan(ranks=4), **SMALL, figure="memory", zero=[0, 1, 2, 3])
     assert figure.svg.startswith("<svg") and "data:image/svg+xml;base64," in figure.as_image()
 
 
-def test_quartiles_are_columns():
+def test_quartiles_are_returned_as_columns():
     row = {"name": "a", "real_time": 2.0, "median": 2.0, "quartiles": [1.5, 3.0], "rounds": [1, 2, 3]}
     table = tessera.Bench({"context": {}, "benchmarks": [row, {"name": "b", "real_time": 1.0}]}).table
     assert table.loc["a"].to_dict() == {"real_time": 2.0, "median": 2.0, "quartile_1": 1.5, "quartile_3": 3.0}
 
 
-def test_bench_results_are_a_table(tmp_path):
+def test_bench_results_are_returned_as_table(tmp_path):
     assert tessera.bench("^op/gelu/forward/fp32$", benchmark_list_tests=True) == "op/gelu/forward/fp32\n"
     bench = tessera.bench("^op/gelu/forward/fp32$", benchmark_min_time=0.01)
     assert list(bench.table.index) == ["op/gelu/forward/fp32"] and bench.table.real_time.iloc[0] > 0
@@ -321,7 +321,7 @@ def test_bench_results_are_a_table(tmp_path):
     assert again.table.equals(bench.table) and "<table" in again._repr_html_()
 
 
-def test_examples_of_the_page_run(tmp_path, monkeypatch):
+def test_examples_on_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (PACKAGE.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
@@ -332,7 +332,7 @@ def test_examples_of_the_page_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [["ruff", "check", "--config", "pyproject.toml", ".", "../tests/python"], ["mypy"]])
-def test_lint(command):
+def test_lint_passes(command):
     if importlib.util.find_spec(command[0]) is None:
         pytest.skip(f"{sys.executable} has no {command[0]}")
     result = subprocess.run([sys.executable, "-m", *command], cwd=PACKAGE.parent, capture_output=True, encoding="utf-8",

@@ -83,7 +83,7 @@ def require(launch):
             pytest.skip("no mpirun, or a program without MPI")
 
 
-def test_ranks_of_mpirun_train(tmp_path):
+def test_mpirun_ranks_train(tmp_path):
     require("mpirun")
     run = tessera.train(**SIZES, steps=3, out=tmp_path / "a run", launch="mpirun -n {ranks}", ranks=2, restarts=1,
                         trace=True)
@@ -92,7 +92,7 @@ def test_ranks_of_mpirun_train(tmp_path):
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_interrupt_saves_the_run_and_ends_the_ranks(tmp_path, launch):
+def test_interrupt_saves_run_and_stops_ranks(tmp_path, launch):
     require(launch)
     child, mark = started(tmp_path, launch)
     assert len(alive(mark)) >= (2 if launch == "threads" else 4)
@@ -144,7 +144,7 @@ def test_second_interrupt_does_not_wait(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["interrupt", "stop"])
-def test_interrupted_or_stopped_kernel_ends_the_ranks(tmp_path, how):
+def test_interrupted_or_stopped_kernel_stops_ranks(tmp_path, how):
     manager = pytest.importorskip("jupyter_client.manager")
     pytest.importorskip("ipykernel")
     out = str(tmp_path / "run")

@@ -19,7 +19,7 @@ def test_five_notebooks_exist():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_stored_without_outputs(path):
+def test_notebook_is_stored_without_outputs(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert all(cell["outputs"] == [] for cell in cells if cell["cell_type"] == "code")
 
@@ -68,7 +68,7 @@ assert "share" in ops.table and "bubble_predicted" in _.table and len(first.data
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_statements_hold_on_every_isa(path, isa, tmp_path, monkeypatch):
+def test_assertions_pass_on_every_isa(path, isa, tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_MAX_CPU_ISA", isa)
     if "report(ops" in path.read_text(encoding="utf-8") and "table" not in program.options_of("bench"):
         pytest.skip("the report of this program draws no benchmarks")

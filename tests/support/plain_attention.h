@@ -66,7 +66,7 @@ struct PlainAttention {
   std::vector<double> dq_terms, dk_terms;    // dq and dk without cancellation
 };
 
-inline PlainAttention attend_plainly(const AttentionShape& s, const AttentionValues& x) {
+inline PlainAttention reference_attention(const AttentionShape& s, const AttentionValues& x) {
   PlainAttention y;
   for (std::vector<double>* of : {&y.out, &y.dq, &y.dq_terms}) of->resize(x.q.size());
   for (std::vector<double>* of : {&y.dk, &y.dv, &y.dk_terms}) of->resize(x.k.size());

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST(AlgorithmLocks, ReportsDirectoryWithoutLocks) {
+TEST(AlgorithmLocks, ReportsDirectoryWithoutLockSupport) {
   if constexpr (kWithCuda) {
     for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
       refused = cause;

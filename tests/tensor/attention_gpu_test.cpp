@@ -159,7 +159,7 @@ TEST_F(AttentionGpu, TensorCoresSupportHeadDim128) {
 
 // A group's gradients of keys and values are the sums over its heads computed alone; each query has the same bits as
 // alone.
-TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
+TEST_F(AttentionGpu, KeyValueGradientsAreSumsOverHeadsOfGroup) {
   for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
     if (!test::has_kernels(c.dtype, Device::cuda)) continue;
     constexpr int64_t kGroup = 3;
@@ -188,7 +188,7 @@ TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
 }
 
 // A single query at the same position in the matrix has the bits of its row among others and in another batch.
-TEST_F(AttentionGpu, RowBitsAreIndependentOfOtherRows) {
+TEST_F(AttentionGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const Case& c : {Case{DType::float32, 20}, Case{DType::bfloat16, 33}, Case{DType::bfloat16, 64}})
     for (const double dropout : {0.0, 0.2}) {
       AttentionOptions o{.dropout = dropout, .random = Philox(5)};
@@ -241,7 +241,7 @@ class CudnnChecks : public testing::Test {
 };
 
 // Checks a forward problem and both modes of its backward.
-void expect_taken(const std::function<FusedAttention(bool backward)>& problem) {
+void expect_supported(const std::function<FusedAttention(bool backward)>& problem) {
   EXPECT_EQ(refused(problem(false)), "") << "forward";
   for (const bool deterministic : {false, true}) {
     FusedAttention p = problem(true);
@@ -256,7 +256,7 @@ TEST_F(CudnnChecks, AcceptGptShapes) {
       for (const int64_t keys : {12, 4, 1})
         for (const bool causal : {true, false}) {
           SCOPED_TRACE(fmt::format("{}: {} tokens, {} key heads, causal {}", d, tokens, keys, causal));
-          expect_taken([&](bool backward) {
+          expect_supported([&](bool backward) {
             FusedAttention p = cuda::packed_problem(4, tokens, {12, keys}, d, backward);
             p.causal = causal;
             return p;
@@ -274,20 +274,20 @@ TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
              {cuda::RingTile{4, tokens, tokens, tokens, true}, cuda::RingTile{4, tokens, tokens, tokens / 2, false},
               cuda::RingTile{4, tokens, tokens / 2, tokens, false}}) {
           SCOPED_TRACE(fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys));
-          expect_taken([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
+          expect_supported([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
         }
 }
 
-TEST_F(CudnnChecks, AreSkippedForOldLibraries) {
+TEST_F(CudnnChecks, RejectOldLibraries) {
   if constexpr (kWithCudnn) {
     EXPECT_EQ(cuda::cudnn_too_old(91501), "");
     EXPECT_EQ(cuda::cudnn_too_old(91900), "");
     EXPECT_EQ(cuda::cudnn_too_old(91500),
-              "9.15.0 is older than 9.15.1: it reads out of bounds if 128 does not divide the tokens");
+              "9.15.0 is older than 9.15.1: it reads out of bounds if the number of tokens is not a multiple of 128");
   }
 }
 
-TEST_F(CudnnChecks, RefuseWithSingleLineReason) {
+TEST_F(CudnnChecks, RejectWithOneLineReason) {
   FusedAttention wide = cuda::packed_problem(1, 128, {2}, 320, true),
                  odd = cuda::packed_problem(1, 128, {2}, 20, false);
   FusedAttention shifted = cuda::packed_problem(2, 128, {2}, 64, false);
@@ -330,7 +330,7 @@ void expect_close(const Results& found, const Results& expected, const std::stri
 }
 
 // One of every five shapes, because each needs four plans, and a plan takes cuDNN a few tenths of a second.
-TEST_F(CudnnGpu, MatchesOwnKernelsAndCpu) {
+TEST_F(CudnnGpu, MatchesCustomKernelsAndCpu) {
   const Philox random = Philox::named(1, "shapes for cuDNN");
   uint64_t sample = 0;
   for (const int64_t d : {64, 128})
@@ -381,7 +381,7 @@ TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
 }
 
 // cuDNN's kernels run when selected: called directly they report success, and attention() has the same bits.
-TEST_F(CudnnGpu, RunsWhenSelected) {
+TEST_F(CudnnGpu, RunsIfSelected) {
   if constexpr (kWithCudnn) {
     const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);
     const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
@@ -400,7 +400,7 @@ TEST_F(CudnnGpu, RunsWhenSelected) {
 }
 
 // cuDNN is not used for dropout, a KV cache's query or unrounded sums: those have the bits of Tessera's kernels.
-TEST_F(CudnnGpu, FallsBackToOwnKernels) {
+TEST_F(CudnnGpu, FallsBackToCustomKernels) {
   const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};
   EXPECT_TRUE(same_bits(run(x.to(cudnn), drops), run(x.to(arena), drops)));

@@ -167,7 +167,7 @@ TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
 }
 
 // A window equals starts that increase by one per query.
-TEST(Attention, WindowEqualsSlidingStarts) {
+TEST(Attention, WindowMatchesSlidingStarts) {
   const ArenaPtr arena = make_arena();
   constexpr int64_t kTokens = 150;
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
@@ -281,7 +281,7 @@ TEST(Attention, RejectsInvalidArguments) {
   AttentionOptions o{.dropout = 0.5};
   o.first_query = o.first_key = 5;
   EXPECT_EQ(error_message([&] { attention(x, x, x, o); }),
-            "[attention] the tile reaches token 8 of 4; set tokens_total to the number of tokens");
+            "[attention] the tile extends to token 8 of 4; set tokens_total to the number of tokens");
   EXPECT_EQ(into({wide, lse}),
             "[attention] out is float64 (1, 4, 2, 3); expected bfloat16 (1, 4, 2, 3), or its accumulation dtype, "
             "with a contiguous last dim");
@@ -292,11 +292,10 @@ TEST(Attention, RejectsInvalidArguments) {
       error_message([&] { attention(x, x, x, three); }),
       "[attention] starts is int32 (1, 3); expected int32 (B, Tq) with contiguous rows, for q bfloat16 (1, 4, 2, 3)");
   const AttentionResult here{x, lse}, there{wide, lse};
-  EXPECT_EQ(
-      error_message([&] { merge_attention(here, there); }),
-      "[merge_attention] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "
-      "lse float32 (1, 2, 4); expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse "
-      "of the part");
+  EXPECT_EQ(error_message([&] { merge_attention(here, there); }),
+            "[merge_attention] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), tile float64 (1, 4, 2, 3) "
+            "with lse float32 (1, 2, 4); expected equal shapes, contiguous rows, one accumulation dtype, and a "
+            "contiguous lse in the tile");
 }
 
 }  // namespace

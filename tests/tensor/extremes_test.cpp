@@ -6,6 +6,7 @@
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/norm.h"
+#include "tensor/ops/softmax.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
 #include "tests/support/plain_attention.h"
@@ -172,18 +173,18 @@ void expect_rows(const ArenaPtr& arena, const std::vector<int64_t>& sizes) {
     }
 }
 
-using RowExtremes = test::OneThread;
+using ExtremeRows = test::OneThread;
 
-TEST_F(RowExtremes, MatchPlainLoops) {
+TEST_F(ExtremeRows, MatchReferenceLoops) {
   expect_rows(make_arena(), {1, 2, 3, 15, 16, 17, 64, 65, 1023, 1025, 4095, 4096, 4097, 8193});
 }
 
-using RowExtremesGpu = test::OnGpu;
+using ExtremeRowsGpu = test::OnGpu;
 
-TEST_F(RowExtremesGpu, MatchPlainLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
+TEST_F(ExtremeRowsGpu, MatchReferenceLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
 
 // The head's loss in row blocks, the last of one row, and in blocks of one row each.
-TEST_F(RowExtremes, HeadInRowBlocksMatchesPlainLoops) {
+TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
   constexpr int64_t kRows = 7, kChannels = 3, kVocab = 4099;
   const ArenaPtr arena = make_arena();
   Values x = normals(kRows * kChannels, "x"), w = normals(kVocab * kChannels, "w");
@@ -228,9 +229,9 @@ TEST_F(RowExtremes, HeadInRowBlocksMatchesPlainLoops) {
 // Scores of 200 leave that much less precision for their differences.
 double attention_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
 
-void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
+void expect_matches_reference(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
   const AttentionValues x = draw_extreme(s, extreme, static_cast<uint64_t>(s.tk));
-  const PlainAttention expected = attend_plainly(s, x);
+  const PlainAttention expected = reference_attention(s, x);
   const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
                v = tensor(x.v, keys, dtype, arena), dout = tensor(x.dout, queries, dtype, arena);
@@ -248,16 +249,16 @@ void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const A
   EXPECT_LE(row_difference(numbers(dv), expected.dv, s.d, 0.5), bound);
 }
 
-void expect_plain_in(const std::vector<DType>& dtypes, const std::vector<AttentionShape>& shapes,
-                     const ArenaPtr& arena) {
+void expect_matches_reference_in(const std::vector<DType>& dtypes, const std::vector<AttentionShape>& shapes,
+                                 const ArenaPtr& arena) {
   for (const DType dtype : dtypes)
     for (const AttentionShape& s : shapes)
-      for (const Extreme extreme : kExtremes) expect_plain(s, extreme, dtype, arena);
+      for (const Extreme extreme : kExtremes) expect_matches_reference(s, extreme, dtype, arena);
 }
 
-using AttentionExtremes = test::OneThread;
+using AttentionExtremeInputs = test::OneThread;
 
-TEST_F(AttentionExtremes, MatchPlainLoops) {
+TEST_F(AttentionExtremeInputs, MatchReferenceLoops) {
   std::vector<AttentionShape> shapes;
   for (const int64_t tokens : {1, 2, 16, 63, 64, 65, 127, 128, 129, 193}) {
     shapes.push_back({.tq = tokens, .tk = tokens, .d = 8});
@@ -267,30 +268,30 @@ TEST_F(AttentionExtremes, MatchPlainLoops) {
     shapes.push_back({.tq = queries, .tk = 130, .h = 4, .k = 2, .d = 16});
   for (const int64_t keys : {1, 16, 65})  // a ring attention tile: all queries, fewer keys
     shapes.push_back({.tq = 130, .tk = keys, .h = 4, .k = 2, .d = 16, .causal = false});
-  expect_plain_in({DType::float64, DType::float32, DType::bfloat16}, shapes, make_arena());
+  expect_matches_reference_in({DType::float64, DType::float32, DType::bfloat16}, shapes, make_arena());
 }
 
-using AttentionExtremesGpu = test::OnGpu;
+using AttentionExtremeInputsGpu = test::OnGpu;
 
-TEST_F(AttentionExtremesGpu, PlainKernelsMatchPlainLoops) {
-  expect_plain_in(test::floating(arena),
-                  {{.tq = 1, .tk = 1, .d = 8},
-                   {.tq = 65, .tk = 65, .d = 8},
-                   {.tq = 17, .tk = 129, .h = 2, .d = 5},
-                   {.tq = 64, .tk = 65, .d = 4, .causal = false},
-                   {.tq = 130, .tk = 17, .h = 2, .d = 5, .causal = false}},
-                  arena);
+TEST_F(AttentionExtremeInputsGpu, PlainKernelsMatchReferenceLoops) {
+  expect_matches_reference_in(test::floating(arena),
+                              {{.tq = 1, .tk = 1, .d = 8},
+                               {.tq = 65, .tk = 65, .d = 8},
+                               {.tq = 17, .tk = 129, .h = 2, .d = 5},
+                               {.tq = 64, .tk = 65, .d = 4, .causal = false},
+                               {.tq = 130, .tk = 17, .h = 2, .d = 5, .causal = false}},
+                              arena);
 }
 
-TEST_F(AttentionExtremesGpu, TensorCoresMatchPlainLoops) {
-  expect_plain_in({DType::bfloat16},
-                  {{.tq = 1, .tk = 1, .d = 64},
-                   {.tq = 65, .tk = 65, .d = 64},
-                   {.tq = 3, .tk = 130, .h = 2, .d = 64},
-                   {.tq = 64, .tk = 129, .d = 64, .causal = false},
-                   {.tq = 129, .tk = 64, .h = 2, .d = 64, .causal = false},
-                   {.tq = 66, .tk = 66, .d = 128}},
-                  arena);
+TEST_F(AttentionExtremeInputsGpu, TensorCoresMatchReferenceLoops) {
+  expect_matches_reference_in({DType::bfloat16},
+                              {{.tq = 1, .tk = 1, .d = 64},
+                               {.tq = 65, .tk = 65, .d = 64},
+                               {.tq = 3, .tk = 130, .h = 2, .d = 64},
+                               {.tq = 64, .tk = 129, .d = 64, .causal = false},
+                               {.tq = 129, .tk = 64, .h = 2, .d = 64, .causal = false},
+                               {.tq = 66, .tk = 66, .d = 128}},
+                              arena);
 }
 
 // Tiles of keys computed separately and merged by their log-sum-exp, in any order, in the accumulation dtype or rounded
@@ -312,7 +313,7 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
     attention_into(q, k.narrow(1, begin, count), v.narrow(1, begin, count), {.causal = false}, part);
     merge_attention(full, part);
   }
-  const PlainAttention expected = attend_plainly(s, x);
+  const PlainAttention expected = reference_attention(s, x);
   EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), attention_bound(dtype));
   EXPECT_LE(row_difference(numbers(lse), expected.lse, 1, 0.01), attention_bound(dtype));
 }
@@ -328,16 +329,16 @@ void expect_merged(const ArenaPtr& arena) {
       }
 }
 
-TEST_F(AttentionExtremes, MergedTilesMatchPlainLoops) { expect_merged(make_arena()); }
-TEST_F(AttentionExtremesGpu, MergedTilesMatchPlainLoops) { expect_merged(arena); }
+TEST_F(AttentionExtremeInputs, MergedTilesMatchReferenceLoops) { expect_merged(make_arena()); }
+TEST_F(AttentionExtremeInputsGpu, MergedTilesMatchReferenceLoops) { expect_merged(arena); }
 
 // Each kernel exactly once, for tools that check every memory access: tensor-core and plain kernels, with and without
 // dropout and document starts.
 using AttentionGpu = test::OnGpu;
-TEST_F(AttentionGpu, SmallShapesForCheckers) {
-  expect_plain({.tq = 33, .tk = 33, .h = 2, .d = 64}, Extreme::apart, DType::bfloat16, arena);
-  expect_plain({.tq = 20, .tk = 17, .d = 128, .causal = false}, Extreme::apart, DType::bfloat16, arena);
-  expect_plain({.tq = 20, .tk = 33, .d = 20}, Extreme::apart, DType::float32, arena);
+TEST_F(AttentionGpu, SmallShapesMatchReferenceLoops) {
+  expect_matches_reference({.tq = 33, .tk = 33, .h = 2, .d = 64}, Extreme::apart, DType::bfloat16, arena);
+  expect_matches_reference({.tq = 20, .tk = 17, .d = 128, .causal = false}, Extreme::apart, DType::bfloat16, arena);
+  expect_matches_reference({.tq = 20, .tk = 33, .d = 20}, Extreme::apart, DType::float32, arena);
   expect_merged(DType::bfloat16, true, Extreme::apart, {0, 64, 96}, arena);
   for (const int64_t d : {20, 64}) {
     const AttentionShape s{.tq = 33, .tk = 33, .d = d};

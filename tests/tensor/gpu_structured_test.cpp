@@ -10,6 +10,7 @@
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/experts/experts.h"
 #include "tensor/ops/norm.h"
+#include "tensor/ops/softmax.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
@@ -208,7 +209,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
 
 // On a GPU with the row in shared memory if it fits, and with two kernels if it does not or is not a multiple of 16
 // bytes.
-TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
+TEST_F(StructuredGpu, CrossEntropyInPlaceMatchesTwoPassesBitwise) {
   for (const ArenaPtr& where : {arena, make_arena()})
     for (const DType dtype : test::floating(arena))
       for (const int64_t vocab : {7, 512, 5003, 8192, 40000}) {
@@ -521,7 +522,7 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
 }
 
 // Independent of the other rows and groups and their number, also if more of them select another tile size.
-TEST_F(ExpertsGpu, RowBitsAreIndependentOfOtherRows) {
+TEST_F(ExpertsGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;
     const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),

@@ -56,7 +56,7 @@ TEST_F(TensorsGpu, RejectHostAccess) {
 }
 
 // Bitwise identical to the CPU, except for functions of two libraries: float64 functions and log.
-TEST_F(TensorsGpu, UnaryOpsHaveTheBitsOfTheCpu) {
+TEST_F(TensorsGpu, UnaryOpsMatchCpuBitwise) {
   UnaryOps::for_each([&]<class Op>(Op) {
     for (const DType dtype : test::floating(arena))
       for (const Shape& shape : {Shape{1}, Shape{1031}, Shape{17, 9}}) {
@@ -74,7 +74,7 @@ TEST_F(TensorsGpu, UnaryOpsHaveTheBitsOfTheCpu) {
 }
 
 // A build may omit float64 kernels. Copies, sums and additions of losses remain.
-TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportTheReason) {
+TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportReason) {
   const Tensor x = drawn({40}, DType::float64, "x"), there = x.to(arena);
   EXPECT_TRUE(same_bits(sum(there), sum(x)));
   EXPECT_TRUE(same_bits(binary<Add>(there, there), binary<Add>(x, x)));
@@ -89,7 +89,7 @@ TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportTheReason) {
 }
 
 // If 1 - tanh^2 x is small, an error of a few ulps of tanh is a hundred times as many ulps of it.
-TEST(TwoLibraries, MayDifferByTheirErrors) {
+TEST(MathTolerance, CoversErrorsOfBothLibraries) {
   const auto relative = [](const test::Near& n) { return n.apart / std::abs(n.value); };
   const test::NearOp tanh = test::near_op<Tanh>(3, DType::float64), exact = test::near_op<Tanh>(3, DType::float32);
   EXPECT_NEAR(relative(tanh.f), 3.5 * 0x1p-52, 1e-18);
@@ -101,7 +101,7 @@ TEST(TwoLibraries, MayDifferByTheirErrors) {
   EXPECT_NEAR(test::near_op<Silu>(1, DType::float64).df.value, Silu::df(1.0), 1e-15);
 }
 
-TEST_F(TensorsGpu, BinaryOpsHaveTheBitsOfTheCpu) {
+TEST_F(TensorsGpu, BinaryOpsMatchCpuBitwise) {
   BinaryOps::for_each([&]<class Op>(Op) {
     for (const DType dtype : test::floating(arena)) {
       const Tensor a = drawn({6, 1, 11}, dtype, "a", Op::low, Op::high);
@@ -112,7 +112,7 @@ TEST_F(TensorsGpu, BinaryOpsHaveTheBitsOfTheCpu) {
 }
 
 // Slices of wider arrays and broadcast rows, some of them aligned to 16 bytes and some not.
-TEST_F(TensorsGpu, SlicesAndBroadcastRowsHaveTheBitsOfTheCpu) {
+TEST_F(TensorsGpu, SlicesAndBroadcastRowsMatchCpuBitwise) {
   const Philox random = Philox::named(5, "pieces");
   uint64_t samples = 0;
   const auto choose = [&](std::vector<int64_t> choices) { return choices[random.below(choices.size(), samples++)]; };
@@ -134,7 +134,7 @@ TEST_F(TensorsGpu, SlicesAndBroadcastRowsHaveTheBitsOfTheCpu) {
   }
 }
 
-TEST_F(TensorsGpu, InPlaceSumsHaveTheBitsOfTheCpu) {
+TEST_F(TensorsGpu, InPlaceSumsMatchCpuBitwise) {
   for (const DType dtype : test::floating(arena))
     for (const DType other : test::floating(arena)) {
       const auto results = [](const Tensor& to, const Tensor& more) {
@@ -154,7 +154,7 @@ TEST_F(TensorsGpu, InPlaceSumsHaveTheBitsOfTheCpu) {
 using RotarySwigluGpu = test::OnGpu;
 
 // Bitwise identical to the CPU, except for float64 exponentials, which come from the C library and CUDA.
-TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
+TEST_F(RotarySwigluGpu, SwigluMatchesCpuBitwise) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape :
          {Shape{3, 7}, Shape{2, 5, 8}, Shape{70, 24}, Shape{1, 1001}, Shape{9, 4096}, Shape{0, 8}}) {
@@ -178,7 +178,7 @@ TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
 
 // In place and out of place, where unrotated elements are copied; forward and inverse, positions in any order. Tokens
 // have some elements after the rotated ones.
-TEST_F(RotarySwigluGpu, RopeHasTheBitsOfTheCpu) {
+TEST_F(RotarySwigluGpu, RopeMatchesCpuBitwise) {
   constexpr size_t kTokens = 11;
   const std::vector<int32_t> any = {3, 40, 0, 7, 7, 1, 2, 39, 11, 12, 13};
   const Tensor positions = Tensor::of<int32_t>(any, {kTokens}, make_arena());
@@ -240,7 +240,7 @@ TEST_F(GraphGpu, LaunchesReadCurrentValues) {
   }
 }
 
-TEST_F(GraphGpu, DropoutUsesTheStepInMemory) {
+TEST_F(GraphGpu, DropoutReadsStepFromDeviceMemory) {
   if constexpr (kWithCuda) {
     const Tensor step = Tensor::zeros({1}, DType::int64, arena);
     const Tensor x = made({2, 4, 24}, DType::float32, arena, [](size_t) { return 1; }), y = x.clone();
@@ -263,7 +263,7 @@ TEST_F(GraphGpu, DropoutUsesTheStepInMemory) {
   }
 }
 
-TEST_F(GraphGpu, FitsWhileTheArenaLayoutIsUnchanged) {
+TEST_F(GraphGpu, IsValidWhileArenaLayoutIsUnchanged) {
   if constexpr (kWithCuda) {
     const Tensor x = Tensor::zeros({1000}, DType::float32, arena);
     const auto work = [&] { unary<Gelu>(x); };
@@ -304,7 +304,7 @@ TEST_F(GraphGpu, RejectsHostReadsDuringCapture) {
              [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }})
       EXPECT_TRUE(has(failure(read), "the host waits for the GPU during CUDA graph capture"));
     EXPECT_TRUE(has(failure([&] { Tensor::empty({1 << 20}, DType::float32, arena); }),
-                    "4194304 bytes of activations do not fit into the free blocks"));
+                    "4194304 bytes of activations do not fit in the free blocks"));
   }
 }
 
@@ -331,7 +331,7 @@ TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
 }
 
 // Equal requests from the same layout receive the same addresses; a fixed arena uses only existing memory.
-TEST(Arena, LayoutsRepeatAndMayBeFixed) {
+TEST(Arena, EqualLayoutsReturnEqualAddresses) {
   const ArenaPtr memory = make_arena();
   const Tensor kept = Tensor::empty({100}, DType::float32, memory);
   const auto addresses = [&] {
@@ -355,7 +355,7 @@ TEST(Arena, LayoutsRepeatAndMayBeFixed) {
   EXPECT_GT(memory->layout().footprint, grown.footprint);
 }
 
-TEST(DeviceScalar, IsKnownOnTheHost) {
+TEST(DeviceScalar, CpuValueIsReadableOnHost) {
   DeviceScalar sum = 1.5;
   sum += DeviceScalar(Tensor::of<double>(std::vector<double>{0.25}, {1}, make_arena()));
   EXPECT_EQ(static_cast<double>(sum), 1.75);

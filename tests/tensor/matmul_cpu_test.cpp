@@ -44,7 +44,7 @@ void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const T
   }
 }
 
-TEST_F(FewRows, MatchFloat64WithTheSameBitsOnAllPaths) {
+TEST_F(FewRows, AllPathsMatchFloat64AndEachOtherBitwise) {
   const Philox shapes = Philox::named(5, "shapes");
   for (uint64_t round = 0; round < 60; ++round) {
     const auto draw = [&](int64_t low, int64_t high, uint64_t step) {
@@ -127,7 +127,7 @@ TEST_F(AmxMatmul, MatchesReferenceForEveryShapeAndLayout) {
   }
 }
 
-TEST_F(AmxMatmul, RepacksOnlyWhenTheWeightChanges) {
+TEST_F(AmxMatmul, RepacksOnlyIfWeightChanges) {
   const Tensor a = random(64, 96, false, 1);
   Tensor w = random(48, 96, false, 2);
   cpu::Packed packed;
@@ -156,7 +156,7 @@ TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
 }
 
 // oneDNN's packed layout has blocks of up to 64 columns, which would pad 8 columns to eight times their size.
-TEST(PackedWeights, UseAtMostTwiceTheBytesOfTheWeight) {
+TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
   const ArenaPtr arena = make_arena();
   const Philox random = Philox::named(1, "packed");
   const auto value = [&](size_t i) { return 2 * random.uniform(i) - 1; };

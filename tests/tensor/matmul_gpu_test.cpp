@@ -160,7 +160,7 @@ TEST_F(MatmulGpu, EmptyInnerDimReturnsBias) {
   }
 }
 
-TEST_F(MatmulGpu, RanksComputeTheSameBits) {
+TEST_F(MatmulGpu, ResultsAreBitwiseIdenticalOnAllRanks) {
   Draw draw(1);
   const Tensor a = draw.normal({70, 200}, DType::bfloat16, make_arena()),
                b = draw.normal({200, 90}, a.dtype(), a.arena());
@@ -187,7 +187,7 @@ TEST_F(MatmulGpu, RoundsOperandsOnlyIfTf32IsAllowed) {
 }
 
 // The emulated library is configured to support only rows aligned to 16 bytes.
-TEST_F(MatmulGpu, PadsOperandsWithoutAnAlgorithm) {
+TEST_F(MatmulGpu, PadsOperandsIfNoAlgorithmExists) {
   if constexpr (kWithCuda) {
     setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
     const auto& log = arena->local<KernelLog>();
@@ -214,7 +214,7 @@ TEST_F(MatmulGpu, PadsOperandsWithoutAnAlgorithm) {
   }
 }
 
-TEST_F(MatmulGpu, RejectsOperandsOnOtherDevices) {
+TEST_F(MatmulGpu, RejectsOperandsOnDifferentDevices) {
   const Tensor here = Tensor::zeros({4, 4}, DType::float32, make_arena()), there = here.to(arena);
   EXPECT_THROW(matmul(there, here), Error);
   Tensor down = Tensor::zeros({4, 4}, DType::float32, arena).transpose(0, 1);
@@ -281,7 +281,7 @@ TEST_F(AlgorithmTables, RejectsInvalidFiles) {
     std::filesystem::remove(file());
     EXPECT_EQ(table.find_or("2", [] { return "x"; }), "x");
     std::ofstream(file(), std::ios::app) << "no colon\n";
-    expect_error(Status::input, {"line 4: 'no colon'; expected a table"},
+    expect_error(Status::input, {"line 4: 'no colon'; expected an algorithm table"},
                  [&] { table.find_or("3", [] { return "x"; }); });
   }
 }
@@ -367,7 +367,7 @@ Tensor otherwise(const Tensor& t, bool strided) {
   return view;
 }
 
-TEST_F(LinearGeluGpu, StridesAndAddressesDoNotChangeBits) {
+TEST_F(LinearGeluGpu, ResultsAreBitwiseIndependentOfStridesAndAddresses) {
   for (const auto [rows, in, out] : kSizes) {
     const Tensor x = normal(1, {rows, in}, DType::bfloat16, arena), w = normal(2, {out, in}, x.dtype(), arena),
                  b = normal(3, {out}, x.dtype(), arena), dy = normal(4, {rows, out}, x.dtype(), arena),
@@ -392,7 +392,7 @@ TEST_F(LinearGeluGpu, StridesAndAddressesDoNotChangeBits) {
 }
 
 // Whether the passes are fused: decided by timing on a GPU, always on the emulated one, never if disallowed.
-TEST_F(LinearGeluGpu, FusesOnlyWhenAllowed) {
+TEST_F(LinearGeluGpu, FusesOnlyIfAllowed) {
   if constexpr (kWithCuda) {
     const auto tries = [&](DType dtype, int64_t out) {
       const Tensor a = normal(1, {32, 16}, dtype, arena), b = normal(2, {16, out}, dtype, arena);

@@ -59,7 +59,7 @@ double nearest_value(std::span<const float> values, double x) {
 }
 
 // Quantizes to NF4 as in the paper, with a search instead of every shortcut.
-std::vector<double> nf4_slowly(const std::vector<float>& x) {
+std::vector<double> nf4_reference(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {
     double most = 0;
@@ -93,14 +93,14 @@ TEST(Quantize, Nf4MatchesReferenceEncoder) {
     const Packing p{
         .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .fused_rows = {rows}};
     const std::vector<float> x = normals(d, p.elements());
-    expect_near(unpack_numbers(p, quantize(p, from(x))), nf4_slowly(x));
+    expect_near(unpack_numbers(p, quantize(p, from(x))), nf4_reference(x));
     EXPECT_EQ(p.bytes(), (p.elements() + 63) / 64 * 33 + 4 * ((p.elements() + 16383) / 16384 + 1));
   }
 }
 
 // NF4 values are quantiles of the normal distribution, equally spaced in probability on each side of 0 and scaled so
 // that the outermost, at 0.9677083, is 1. The 8-bit values are the bin centres of bitsandbytes' dynamic map.
-TEST(Quantize, ValuesMatchTheirDefinitions) {
+TEST(Quantize, CodebooksMatchTheirDefinitions) {
   constexpr double kOutermost = 0.9677083, kScale = 1.8481307;  // the normal quantile of the first is the second
   for (int i = 0; i < 16; ++i) {
     const double side = (i - 7) / (i < 7 ? 7.0 : 8.0);
@@ -118,7 +118,7 @@ TEST(Quantize, ValuesMatchTheirDefinitions) {
   for (size_t i = 0; i < 256; ++i) EXPECT_FLOAT_EQ(dynamic_values()[i], static_cast<float>(expected[i])) << i;
 }
 
-TEST(Quantize, ValuesMatchTheDataType) {
+TEST(Quantize, CodebooksAreSortedAndNormalized) {
   EXPECT_EQ(nf4_values()[0], -1);
   EXPECT_EQ(nf4_values()[7], 0);
   EXPECT_EQ(nf4_values()[15], 1);
@@ -130,7 +130,7 @@ TEST(Quantize, ValuesMatchTheDataType) {
   EXPECT_FLOAT_EQ(dynamic_values()[0], -0.9929687F);
 }
 
-TEST(Quantize, FusionDoesNotChangeCodes) {
+TEST(Quantize, CodesAreIndependentOfFusion) {
   for (const Codec codec : {Codec::nf4, Codec::gptq}) {
     Draw d("fused", 1);
     const std::vector<int64_t> pieces{128, 64, 192};
@@ -148,7 +148,7 @@ TEST(Quantize, FusionDoesNotChangeCodes) {
 }
 
 // Tiles along both dims contain the values and bytes of the full matrix.
-TEST(Quantize, TilesMatchTheFullMatrix) {
+TEST(Quantize, TilesMatchFullMatrix) {
   for (const Codec codec : {Codec::nf4, Codec::gptq})
     for (const int dim : {0, 1}) {
       Draw d("tiles", static_cast<uint64_t>(dim));
@@ -256,7 +256,7 @@ std::vector<float> decoded(const Int4Matrix& m) {
 }
 
 // GPTQ as derived from optimal brain quantization: after each column, its row and column are removed from the inverse.
-std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
+std::vector<int> gptq_reference(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
   const auto n = static_cast<size_t>(inputs.columns()), rows = static_cast<size_t>(weight.dim(0));
   std::vector<std::vector<double>> a(n, std::vector<double>(2 * n, 0.0));
   double mean = 0;
@@ -303,7 +303,7 @@ TEST(Gptq, MatchesReferenceAlgorithm) {
     const Tensor w = random_tensor({rows, columns}, "weight", ++seed, 0.02);
     const InputSquares inputs = input_squares(correlated(2 * columns, columns, seed));
     const Int4Matrix found = gptq(w, inputs, group);
-    const std::vector<int> expected = by_shrinking_inverse(w, inputs, group, 0.01);
+    const std::vector<int> expected = gptq_reference(w, inputs, group, 0.01);
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t k = 0; k < columns; ++k)
         ASSERT_EQ(found.code(row, k), expected[static_cast<size_t>(row * columns + k)])
@@ -311,7 +311,7 @@ TEST(Gptq, MatchesReferenceAlgorithm) {
   }
 }
 
-TEST(Gptq, OutputErrorIsBelowRounding) {
+TEST(Gptq, OutputErrorIsBelowRoundToNearest) {
   double sum = 0;
   constexpr int kDraws = 20;
   for (uint64_t seed = 1; seed <= kDraws; ++seed) {
@@ -329,7 +329,7 @@ TEST(Gptq, OutputErrorIsBelowRounding) {
   EXPECT_LT(sum, 0.5);
 }
 
-TEST(Gptq, OutputErrorMatchesLayerOutput) {
+TEST(Gptq, OutputErrorMatchesErrorOfLayerOutput) {
   const Tensor w = random_tensor({6, 32}, "weight", 3), x = correlated(50, 32, 3);
   const Int4Matrix m = round_to_nearest(w, 8);
   const auto out = [&](const Tensor& weight) {  // in float64
@@ -339,7 +339,7 @@ TEST(Gptq, OutputErrorMatchesLayerOutput) {
   EXPECT_NEAR(output_error(w, m, input_squares(x)), off * off, 1e-5 * off * off);
 }
 
-TEST(Gptq, PlainRoundingComputesScalesAndCodes) {
+TEST(Gptq, RoundToNearestComputesScalesAndCodes) {
   // The maximum, 30, gives a scale of 4: 7 is the largest code above zero, -8 the smallest below; -0.8 becomes 0.
   const Tensor w = Tensor::of<float>(std::vector<float>{30, -30, 6.1F, -0.8F, 0, 0, 0, 0}, {1, 8}, make_arena());
   const Int4Matrix m = round_to_nearest(w, 4);
@@ -381,7 +381,7 @@ TEST(Gptq, ResultIsIndependentOfFusionThreadsAndCallOrder) {
   EXPECT_EQ(0, std::memcmp(parts.scales.data(), full.scales.data(), parts.scales.size() * sizeof(Half)));
 }
 
-TEST(Gptq, ZeroInputsFallBackToPlainRounding) {
+TEST(Gptq, ZeroInputsFallBackToRoundToNearest) {
   const Tensor w = random_tensor({4, 32}, "weight", 9);
   EXPECT_EQ(gptq(w, InputSquares(32), 16).codes, round_to_nearest(w, 16).codes);
   // A channel that is always zero is rounded to nearest and does not affect others.
@@ -402,10 +402,10 @@ TEST(Gptq, RejectsInvalidInputs) {
   expect_refused([&] { round_to_nearest(w.narrow(1, 0, 31), 16); }, "expected an even number of columns");
   Tensor bad = w.clone();
   bad.data<float>()[7] = std::numeric_limits<float>::quiet_NaN();
-  expect_refused([&] { round_to_nearest(bad, 16); }, "a number is not finite");
+  expect_refused([&] { round_to_nearest(bad, 16); }, "an element is not finite");
   expect_refused([&] { gptq(w, input_squares(bad), 16); }, "not finite");
   bad.data<float>()[7] = 1e9F;
-  expect_refused([&] { round_to_nearest(bad, 16); }, "too large for a float16");
+  expect_refused([&] { round_to_nearest(bad, 16); }, "exceeds the range of float16");
 }
 
 TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {
@@ -440,7 +440,7 @@ std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int6
   return runs;
 }
 
-TEST_F(QuantizeGpu, DequantizedValuesHaveTheBitsOfTheCpu) {
+TEST_F(QuantizeGpu, DequantizedValuesMatchCpuBitwise) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
     Draw d("quantized on a gpu", trial);
     Packing p{.codec = d.of({Codec::nf4, Codec::gptq})};

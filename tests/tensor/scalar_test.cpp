@@ -18,7 +18,7 @@ namespace {
 using test::nearest_bf16;
 
 // Random123's published known answers for philox4x32-10: counter, key, result.
-TEST(Philox, MatchesKnownAnswers) {
+TEST(Philox, MatchesPublishedTestVectors) {
   const auto at = [](uint64_t key, uint64_t low, uint64_t high) { return Philox(key)(low, high); };
   EXPECT_EQ(at(0, 0, 0), (Philox::Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(at(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),
@@ -46,7 +46,7 @@ TEST(Philox, BatchedValuesEqualScalarValues) {
     }
 }
 
-TEST(Philox, DistributionsMatchTheirMoments) {
+TEST(Philox, SampledMomentsMatchDistributions) {
   const Philox random = Philox::named(3, "moments");
   constexpr int n = 200000;
   double mean = 0, square = 0, fourth = 0, uniform = 0;
@@ -155,7 +155,7 @@ void expect_same_bits_everywhere(const F& element, const char* what) {
   }
 }
 
-TEST(Math, InstructionSetsComputeTheSameBits) {
+TEST(Math, ResultsAreBitwiseIdenticalOnAllInstructionSets) {
   UnaryOps::for_each([](auto op) {
     using Op = decltype(op);
     if (std::string(Op::name) == "log") return;  // from the C library; no kernel vectorizes it
@@ -197,7 +197,7 @@ void expect_same_products() {
   }
 }
 
-TEST(TileGemm, IsOneChainOfFusedMultiplyAddsEverywhere) {
+TEST(TileGemm, AccumulatesInOneFmaChainOnAllInstructionSets) {
   expect_same_products<float>();
   expect_same_products<double>();
 }
@@ -236,7 +236,7 @@ void expect_same_blocks() {
   }
 }
 
-TEST(Gemm, IsOneChainOfFusedMultiplyAddsWithAnyBlocksAndThreads) {
+TEST(Gemm, AccumulatesInOneFmaChainForAnyBlocksAndThreads) {
   expect_same_blocks<float>();
   expect_same_blocks<double>();
 }

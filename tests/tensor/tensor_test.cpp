@@ -32,13 +32,13 @@ TEST(Tensor, ViewsShareStorage) {
   EXPECT_THROW(t.narrow(0, 1, 2), Error);
 }
 
-TEST(Tensor, ExpandRepeats) {
+TEST(Tensor, ExpandRepeatsValues) {
   const Tensor t = iota({3, 1}).expand({2, 3, 2});
   EXPECT_EQ(t.to_vector<float>(), (std::vector<float>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2}));
   EXPECT_THROW(iota({3}).expand({2}), Error);
 }
 
-TEST(Tensor, BroadcastAddAndItsBackward) {
+TEST(Tensor, BroadcastAddAndGradientMatchHandComputation) {
   const Tensor a = iota({2, 3}), b = iota({2, 1});
   EXPECT_EQ(binary<Add>(a, b).to_vector<float>(), (std::vector<float>{0, 1, 2, 4, 5, 6}));
   EXPECT_EQ(sum_to(a, {2, 1}).to_vector<float>(), (std::vector<float>{3, 12}));
@@ -70,7 +70,7 @@ TEST(Arena, SupportsFileBacking) {
   EXPECT_THROW(make_file_arena("/no/such/directory"), OutputError);
 }
 
-TEST(Arena, ThrowsBeyondItsCapacityAndStaysUsable) {
+TEST(Arena, ThrowsBeyondCapacityAndStaysUsable) {
   Arena arena(host_region(int64_t{1} << 30));
   std::byte* const a = arena.allocate(1000, Category::workspace);
   arena.release(a, 1000, Category::workspace);
@@ -98,7 +98,7 @@ TEST(Arena, DestroysLocalsInReverseOrder) {
   EXPECT_EQ(ended, (std::vector<char>{'a', 'c', 'b'}));
 }
 
-TEST(Tensor, MetaHasNoMemory) {
+TEST(Tensor, MetaTensorHasNoMemory) {
   const Tensor t = Tensor::meta({1000000, 1000000}, DType::float32);
   EXPECT_EQ(t.numel(), 1000000000000);
   EXPECT_THROW(t.data<float>(), Error);
@@ -158,7 +158,7 @@ TEST(DryRunDevice, GpuAttentionAllocatesOnlyItsResult) {
   EXPECT_GT(taken(Device::cpu, attend), result);  // plus tiles of threads
 }
 
-TEST(DryRunDevice, GpuLogitsAreOneBlock) {
+TEST(DryRunDevice, GpuLogitsAreComputedInOneBlock) {
   const auto blocks = [](Device device) {
     bool one = false;
     taken(device, [&](const Operands& t) { one = row_blocks(t.x, t.w, 32 * kOut).one(); });
@@ -190,7 +190,7 @@ TEST(DryRunDevice, GpuLogitsAreOneBlock) {
   std::_Exit(0);
 }
 
-TEST(Region, SharesLimitedAddressSpace) {
+TEST(AddressSpace, RegionsShareLimit) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer wants more addresses";
 #endif
@@ -199,7 +199,7 @@ TEST(Region, SharesLimitedAddressSpace) {
 
 // The message of an error: one line of limited length, whatever it quotes.
 
-TEST(Error, IsOneLine) {
+TEST(Error, MessageIsOneLine) {
   EXPECT_STREQ(Error("a\nb\x1b[2J\t\x7f").what(), "a\\x0ab\\x1b[2J\\x09\\x7f");
   EXPECT_STREQ(Error("\u009b2J\u0085 \u00e9").what(), "\\x9b2J\\x85 \u00e9");  // control characters above ASCII
   EXPECT_STREQ(Error("caf\xe9 \xe2\x82 \xf0\x9f\x98\x80").what(),

@@ -141,7 +141,7 @@ class CheckpointTest : public DataTest {
 };
 using Names = std::vector<std::string>;
 
-TEST_F(CheckpointTest, FindsNewestAndRemovesOld) {
+TEST_F(CheckpointTest, FindsNewestAndRemovesOldCheckpoints) {
   EXPECT_FALSE(newest());
   for (const int64_t step : {5, 100, 20}) save(step);
   EXPECT_EQ(newest()->step, 100);  // by number, not by name or time
@@ -152,7 +152,7 @@ TEST_F(CheckpointTest, FindsNewestAndRemovesOld) {
   EXPECT_EQ(names(), (Names{"latest", "step-100", "step-200"}));
 }
 
-TEST_F(CheckpointTest, RetainsBest) {
+TEST_F(CheckpointTest, RetainsBestCheckpoint) {
   EXPECT_FALSE(best_checkpoint(dir()));
   save(10);
   write_best(dir(), {10, 1.5});
@@ -167,7 +167,7 @@ TEST_F(CheckpointTest, RetainsBest) {
 }
 
 // Several writers each write their own bytes; the result equals that of a single writer.
-TEST_F(CheckpointTest, FileWrittenInPartsEqualsSingleWriter) {
+TEST_F(CheckpointTest, SharedFileMatchesSingleWriter) {
   fs::create_directories(dir());
   const std::string a(40, 'a'), b(24, 'b');
   const auto bytes = [](const std::string& s) { return std::as_bytes(std::span(s)); };
@@ -218,13 +218,13 @@ TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
   damage("manifest.json", "manifest.json", manifest.substr(0, 50));
   damage("version", "manifest.json", R"({"format":"tessera checkpoint","version":2})");
   damage("not a checkpoint", "manifest.json", "[]");
-  damage("expected the files of a checkpoint, got none", "manifest.json",
+  damage("no checkpoint files are listed", "manifest.json",
          R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }
 
 // A file size limit simulates a full disk: the write fails midway.
-TEST_F(CheckpointTest, FailedSaveLeavesNothingAndReportsFileOnFullDisk) {
+TEST_F(CheckpointTest, FailedSaveOnFullDiskLeavesNoFilesAndNamesFile) {
   save(10, 9, 1000);
   write_file(NewCheckpoint(dir(), 20).path() / "model.bin", "abc");  // abandoned
   EXPECT_EQ(names(), (Names{"latest", "step-10"}));
@@ -260,7 +260,7 @@ TEST_F(CheckpointTest, KillAtAnyMomentLeavesCompleteCheckpoint) {
 }
 
 // This process has started none, so an attempt with its pid belongs to a dead process.
-TEST_F(CheckpointTest, RetainsAttemptsOfLiveProcesses) {
+TEST_F(CheckpointTest, RetainsPartialCheckpointsOfLiveProcesses) {
   save(1);
   const pid_t living = fork();
   if (living == 0) {
@@ -333,7 +333,7 @@ TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
 
 using FileSystems = CheckpointTest;
 
-TEST_F(FileSystems, SavesWithPlainRenameOnly) {
+TEST_F(FileSystems, SavesIfRenameat2Fails) {
   for (const int cause : {EINVAL, ENOSYS, EOPNOTSUPP}) {
     refused["renameat2"] = cause;
     EXPECT_EQ(read_file(save(3, "first").path / "text"), "first");
@@ -350,7 +350,7 @@ TEST_F(FileSystems, SavesWithPlainRenameOnly) {
 }
 
 // Only an empty directory is replaced.
-TEST_F(FileSystems, PlainRenameReplacesNothingSilently) {
+TEST_F(FileSystems, RenameFallbackReplacesNoForeignFiles) {
   refused["renameat2"] = EINVAL;
   fs::create_directories(dir());
   std::ofstream(dir() / "step-3") << "a file of somebody's";
@@ -360,7 +360,7 @@ TEST_F(FileSystems, PlainRenameReplacesNothingSilently) {
 }
 
 // A program killed between any two calls leaves the old or the new checkpoint of that step.
-TEST_F(FileSystems, KillDuringReplacementLosesNothing) {
+TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   refused["renameat2"] = EINVAL;
   save(2, "early");
   save(3, "old");
@@ -383,7 +383,7 @@ TEST_F(FileSystems, KillDuringReplacementLosesNothing) {
   EXPECT_EQ(newest_text(), "4: next");
 }
 
-TEST_F(FileSystems, FlushesOldNameBeforeNewOne) {
+TEST_F(FileSystems, FlushesRenameOfOldCheckpointFirst) {
   refused["renameat2"] = EINVAL;
   save(3, "old");
   const std::vector<Watched> calls = record_calls([&] { save(3, "new"); });
@@ -402,7 +402,7 @@ TEST_F(FileSystems, FlushesOldNameBeforeNewOne) {
   EXPECT_GT(removed, flushed) << "the old one stays until the new one's name is on the disk";
 }
 
-TEST_F(FileSystems, FlushesWholeFileSystemIfDirectoryFlushFails) {
+TEST_F(FileSystems, FlushesFileSystemIfDirectoryFlushFails) {
   for (const int cause : {EINVAL, EOPNOTSUPP}) {
     refused["fsync"] = cause;
     const std::vector<Watched> calls = record_calls([&] { save(1, "text"); });

@@ -212,7 +212,7 @@ std::vector<std::vector<Values>> worker_values(const Job& job) {
 
 using AsyncWorkers = test::OneThread;
 
-TEST_F(AsyncWorkers, ComputeOwnRowsOfEachStep) {
+TEST_F(AsyncWorkers, ComputeTheirRowsOfEachStep) {
   for (const int64_t ranks : {1, 2, 3})
     for (const int64_t microbatches : {1, 2}) {
       const Job job = make_job(ranks, microbatches);
@@ -237,7 +237,7 @@ TEST_F(AsyncWorkers, ComputeOwnRowsOfEachStep) {
 }
 
 // A run in its natural order, recording its loads: each row of each step once, by the worker that owns it.
-TEST_F(AsyncWorkers, LoadEachRowOfARunOnce) {
+TEST_F(AsyncWorkers, LoadEachRowOnce) {
   const Job job = make_job(3, 2);
   std::mutex one_at_a_time;
   std::map<std::pair<int64_t, int64_t>, std::vector<int>> loaded;  // ranks, by step and row
@@ -350,7 +350,7 @@ class ValidationTest : public testing::Test {
   std::vector<TokenFile> splits_;
 };
 
-TEST_F(ValidationTest, EqualsMeanOverSplitUnderEveryAxis) {
+TEST_F(ValidationTest, LossEqualsMeanOverSplitUnderEveryAxis) {
   const std::vector<std::pair<Plan, int64_t>> plans = {
       {{}, 12},
       {{.microbatches = 3}, 6},
@@ -374,7 +374,7 @@ TEST_F(ValidationTest, EqualsMeanOverSplitUnderEveryAxis) {
   for (const auto& [plan, batch] : plans) expect_direct(make_job(plan, batch));
 }
 
-TEST_F(ValidationTest, EqualsMeanOverSplitUnderRandomPlans) {
+TEST_F(ValidationTest, LossEqualsMeanOverSplitUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "validation plans");
@@ -395,7 +395,7 @@ TEST_F(ValidationTest, EqualsMeanOverSplitUnderRandomPlans) {
 }
 
 // GPU memory is emulated if there is no GPU.
-TEST_F(ValidationTest, EqualsMeanOverSplitOnGpus) {
+TEST_F(ValidationTest, LossEqualsMeanOverSplitOnGpus) {
   if (!kWithCuda) GTEST_SKIP() << "a build without CUDA";
   for (const Plan& plan : {Plan{.dp = 2}, Plan{.dp = 2, .cp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2}}) {
     Job job = make_job(plan, 6);

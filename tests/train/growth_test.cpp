@@ -61,7 +61,7 @@ Job make_job(const Plan& plan) {
 }
 
 // Other activities between steps: validation, and gathering of everything that is saved.
-void look_around(Trainer& trainer, const TokenFile& split) {
+void run_outside_steps(Trainer& trainer, const TokenFile& split) {
   trainer.mean_loss(split);
   whole_values(trainer);
   whole_state(trainer);
@@ -69,7 +69,7 @@ void look_around(Trainer& trainer, const TokenFile& split) {
 
 class Growth : public test::OneThread {
  protected:
-  void expect_steady(const Job& job) const {
+  void expect_constant_live_bytes(const Job& job) const {
     SCOPED_TRACE(to_text(job.plan));
     check(job);
     train(job, 0, [&](Trainer& trainer, Communicator& world) {
@@ -88,7 +88,7 @@ class Growth : public test::OneThread {
           // While a message is in flight, the next buffers are placed differently.
           EXPECT_LE(trainer.arena()->footprint(), footprint + footprint / 2) << "rank " << world.rank();
         }
-        if (step % 9 == 2) look_around(trainer, split_);
+        if (step % 9 == 2) run_outside_steps(trainer, split_);
       }
     });
   }
@@ -117,7 +117,7 @@ const std::vector<Plan> kPlans = {
 };
 
 TEST_F(Growth, LiveBytesAreConstantUnderEveryStrategy) {
-  for (const Plan& plan : kPlans) expect_steady(make_job(plan));
+  for (const Plan& plan : kPlans) expect_constant_live_bytes(make_job(plan));
 }
 
 TEST_F(Growth, LiveBytesAreConstantUnderRandomPlans) {
@@ -137,7 +137,7 @@ TEST_F(Growth, LiveBytesAreConstantUnderRandomPlans) {
     job.model.tied = draw(2) == 1;
     job.optim.document_mask = draw(2) == 1;
     job.optim.dtype = draw(2) == 1 ? DType::bfloat16 : DType::float32;
-    expect_steady(job);
+    expect_constant_live_bytes(job);
   }
 }
 
@@ -150,7 +150,7 @@ TEST_F(Growth, LiveBytesAreConstantOnGpus) {
     Job job = make_job(plan);
     job.model.layers = job.model.heads = 2;
     job.model.channels = 8;
-    expect_steady(job);
+    expect_constant_live_bytes(job);
   }
 }
 
@@ -195,7 +195,7 @@ TEST_F(Growth, ProcessSizeIsConstant) {
       Held first;
       for (int64_t step = 1; step <= kLast; ++step) {
         trainer.step();
-        if (step % 10 == 0) look_around(trainer, split());
+        if (step % 10 == 0) run_outside_steps(trainer, split());
         if (step != kFirst && step != kLast) continue;
         world.barrier();
         const Held now = held();

@@ -23,7 +23,7 @@ inline Tensor ints(const Shape& shape) { return Tensor::zeros(shape, DType::int3
 inline Var var(const Shape& shape) { return Var(floats(shape), true); }
 inline int64_t negative(Draw& draw) { return -draw.between(1, 1'000'000); }
 inline const double kNan = std::nan("");
-inline constexpr const char* kUndefined = "used before a value was set";
+inline constexpr const char* kUndefined = "used before it was assigned a value";
 
 inline ModelConfig small() { return {.layers = 2, .heads = 2, .channels = 8, .context = 4, .vocab = 16}; }
 

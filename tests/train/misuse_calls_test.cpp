@@ -387,7 +387,7 @@ std::vector<std::string> error_messages(const WrongCall& wrong, uint64_t number)
   return messages;
 }
 
-TEST(Misuse, RandomWrongCallsThrowErrorsThatNameTheArgument) {
+TEST(Misuse, RandomInvalidCallsThrowErrorsNamingTheArgument) {
   const std::vector<WrongCall> all = wrong_calls();
   const char *const count = std::getenv("TESSERA_MISUSE"), *const only = std::getenv("TESSERA_MISUSE_ONLY");
   const uint64_t calls = only ? all.size() : count ? std::strtoull(count, nullptr, 10) : 20;

@@ -25,12 +25,12 @@ Job small_job() {
           .optim = {.steps = 1, .batch = 2}};
 }
 
-TEST(Misuse, NullObjectsAreReportedByName) {
+TEST(Misuse, NullObjectsAreReportedWithArgumentName) {
   const std::string null = ": expected an object, got null";
   EXPECT_EQ(message_from([] { Tensor::zeros({2}, DType::float32, nullptr); }), "[empty] arena" + null);
   EXPECT_EQ(message_from([] { Communicator(nullptr, "dp"); }), "[communicator] transport" + null);
   EXPECT_EQ(message_from([] { launch({.ranks = 2}, nullptr); }),
-            "`body`: expected a function of a rank, got an empty one");
+            "`body`: expected a callable, got an empty std::function");
   for (const int ranks : {1, 2})
     for (const int zero : {0, 1, 3}) {
       std::vector<std::string> found(static_cast<size_t>(ranks));
@@ -64,11 +64,11 @@ TEST(Misuse, NullModelIsReportedByEveryStrategy) {
 
 #endif
 
-TEST(Misuse, ModelFactoryMustReturnAModel) {
+TEST(Misuse, RejectsEmptyModelFactory) {
   Job job = small_job();
   job.make = nullptr;
   EXPECT_EQ(message_from([&] { check(job); }),
-            "[model] make: expected a function that returns a model, got an empty one");
+            "[model] make: expected a callable that returns a model, got an empty std::function");
   job.make = [](const ModelConfig&) { return std::unique_ptr<LanguageModel>(); };
   EXPECT_EQ(message_from([&] { check(job); }), "[model] make: its result: expected an object, got null");
 }

@@ -47,7 +47,7 @@ Plan odd_one() {
           .timeout = 1.5};
 }
 
-TEST(Plan, IsRegularType) {
+TEST(Plan, IsComparableAndPrintable) {
   EXPECT_EQ(Plan{}, Plan{});
   EXPECT_EQ(kSketch.ranks(), 8);
   Plan other = kSketch;
@@ -75,11 +75,12 @@ void expect_field(const std::function<void()>& f, const std::string& field, cons
   expect_error(Status::usage, {words}, f);
 }
 
-TEST(Plan, ReportsFieldOfInvalidJson) {
+TEST(Plan, ErrorsNameFieldOfInvalidJson) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
-  expect(R"({"ranks": 2})", "ranks", "no field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
+  expect(R"({"ranks": 2})", "ranks",
+         "unknown field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
   expect(R"({"dp": "2"})", "dp", "expected a whole number, got \"2\"");
   expect(R"({"dp": 2.5})", "dp", "expected a whole number, got 2.5");
   expect(R"({"sp": 1})", "sp", "expected true or false, got 1");
@@ -93,7 +94,7 @@ TEST(Plan, ReportsFieldOfInvalidJson) {
   expect_error(Status::usage, {"expected a JSON object"}, [] { plan_from_json("{"); });
 }
 
-TEST(Plan, CheckReportsField) {
+TEST(Plan, CheckNamesInvalidField) {
   const auto expect = [](const Plan& plan, const char* field, const char* words) {
     expect_field([&] { check(plan); }, field, words);
   };
@@ -103,25 +104,27 @@ TEST(Plan, CheckReportsField) {
   expect({.microbatches = -1}, "microbatches", "expected at least 1, got -1");
   expect({.bucket_mb = 0}, "bucket_mb", "expected a number above 0, got 0");
   expect({.timeout = std::nan("")}, "timeout", "expected a number above 0");
-  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers", "expected at most the 2 ranks, got 3");
-  expect({.staleness = 2}, "staleness", "goes with `dp_mode` ps-async, got ddp; nearest valid value: 1");
+  expect({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 3}, "servers",
+         "expected at most the number of ranks, 2, got 3");
+  expect({.staleness = 2}, "staleness", "requires `dp_mode` ps-async, got ddp; nearest valid value: 1");
   expect({.zero = ZeroStage::two, .dp_mode = DataMode::ps_sync}, "zero", "2 requires `dp_mode` ddp, got ps-sync");
   expect({.tp = 2, .dp_mode = DataMode::ps_sync}, "dp_mode", "ps-sync supports only data-parallel ranks");
   expect({.all_reduce = Algorithm::native}, "all_reduce", "expected direct, ring, tree or root");
-  expect({.record = "x"}, "record", "goes with `dp_mode` ps-async, got ddp");
+  expect({.record = "x"}, "record", "requires `dp_mode` ps-async, got ddp");
   expect({.chunks = 2}, "chunks", "requires `schedule` interleaved, got 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
   expect({.backend = Backend::nccl}, "backend", "expected `device` cuda, got cpu");
   expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpi requires a start by mpirun");
 }
 
-TEST(Job, CheckReportsFieldAndNearestValidValue) {
+TEST(Job, CheckNamesInvalidFieldAndNearestValidValue) {
   const auto expect = [](const Job& job, const char* field, const char* words) {
     expect_field([&] { check(job); }, field, words);
   };
   EXPECT_NO_THROW(check(Job{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
-  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; nearest valid value: 4 or 6");
+  expect({.plan = {.microbatches = 5}}, "microbatches",
+         "5 does not divide the batch size, 12; nearest valid value: 4 or 6");
   expect({.plan = {.dp = 5}}, "batch", "nearest valid value: 10 or 15");
   expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; nearest valid value: 2 or 4");
   expect({.plan = {.cp = 3}}, "cp", "nearest valid `context`: 60 or 66");
@@ -130,7 +133,7 @@ TEST(Job, CheckReportsFieldAndNearestValidValue) {
 }
 
 // A program without options.
-TEST(Job, TrainsIdenticallyUnderEveryPlan) {
+TEST(Job, LossesAreIdenticalUnderDataParallelPlans) {
   const auto losses = [](const Plan& plan) {
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
                   .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.1, .warmup = 0, .steps = 3, .batch = 4},
@@ -155,7 +158,7 @@ TEST(Job, TrainsIdenticallyUnderEveryPlan) {
 }
 
 // A custom program may pass each rank a different job, in every field that affects the run.
-TEST(JobOfAllRanks, RejectsDifferencesByField) {
+TEST(JobConsistency, ErrorsNameDifferingFields) {
   const Job same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
   const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
@@ -167,7 +170,7 @@ TEST(JobOfAllRanks, RejectsDifferencesByField) {
       else
         const Trainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
     };
-    expect_error(Status::usage, {"ranks do not agree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
+    expect_error(Status::usage, {"ranks disagree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
   expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
   expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
@@ -196,7 +199,7 @@ ExpertLoad expert_load(const Job& job) {
   return out;
 }
 
-TEST(TrainedExperts, LoadCoversAllRanks) {
+TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
   Job job = small_job();
   const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);
@@ -274,7 +277,7 @@ TEST(TrainedExperts, RejectsUnsupportedOptions) {
     return [=](Job& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
   };
   expect(nothing, adapters("c_attn"));
-  expect("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
+  expect("`lora_targets`: expected one or more of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
          adapters("c_fc"));
   expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }
@@ -301,14 +304,14 @@ Job small_job(const Plan& plan) {
 
 // Runs two steps, modifies one value on rank `rank`, and compares replicas.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
-  const auto spoil = [&](Trainer& trainer, Communicator& world) {
+  const auto corrupt = [&](Trainer& trainer, Communicator& world) {
     for (const TensorSlice& h : held_between_steps(trainer))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
     const OpCounts before = world.counts();
     check_replicas(trainer);
     EXPECT_EQ(world.counts(), before);
   };
-  return error_message([&] { train(job, job.optim.steps, spoil); }, Status::communication);
+  return error_message([&] { train(job, job.optim.steps, corrupt); }, Status::communication);
 }
 
 TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {
@@ -319,7 +322,7 @@ TEST(CheckReplicas, AcceptsEqualReplicasUnderEveryAxis) {
     EXPECT_EQ(compared(small_job(plan), -1, ""), "nothing was thrown") << describe(plan);
 }
 
-TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
+TEST(CheckReplicas, NamesRankOfDivergedReplica) {
   EXPECT_TRUE(has(compared(small_job({.dp = 4}), 2, "blocks.1.mlp.up.weight"),
                   "step 2: replicas of blocks.1.mlp.up.weight differ between ranks: rank 2 does not match ranks "
                   "0, 1, 3"));
@@ -335,7 +338,7 @@ TEST(CheckReplicas, ReportsDivergedReplicaWithRank) {
   EXPECT_TRUE(has(compared(small_job({.pp = 2}), 1, "tokens.weight"), "tokens.weight differ"));
 }
 
-TEST(FirstNotFinite, IsFoundAnywhere) {
+TEST(FirstNonFinite, FindsElementAtAnyPosition) {
   const Philox random = Philox::named(1, "finite");
   for (uint64_t trial = 0; trial < 200; ++trial) {
     std::vector<float> x(random.below(3000, 3 * trial) + 1);
@@ -354,7 +357,7 @@ TEST(FirstNotFinite, IsFoundAnywhere) {
 
 // A rank is a straggler only if it clearly stands out.
 
-TEST(Straggler, IsOutlierOrEmpty) {
+TEST(Straggler, OnlyOutliersAreDetected) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);

@@ -93,7 +93,7 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
   }
 }
 
-TEST(QuantizeLayers, GptqHasLowerErrorThanRounding) {
+TEST(QuantizeLayers, GptqHasLowerErrorThanRoundToNearest) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
@@ -116,8 +116,8 @@ TEST(QuantizeLayers, RejectsMismatchedArguments) {
   };
   expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
-  expect_refused(&longer, {.group = 16}, "rows have 32 tokens; the model's context is 16");
-  expect_refused(nullptr, {.group = 16}, "expected calibration data, got none");
+  expect_refused(&longer, {.group = 16}, "rows have 32 tokens; expected at most the model's context length, 16");
+  expect_refused(nullptr, {.group = 16}, "calibration data is missing");
 }
 
 }  // namespace

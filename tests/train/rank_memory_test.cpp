@@ -95,7 +95,7 @@ TEST(RankMemory, IsReproducible) {
 }
 
 // A ffn of 9 is sharded into 4 and 5, so that shards of the last rank's units are padded by 256 more elements.
-TEST(RankMemory, CoversLargestTpRank) {
+TEST(RankMemory, CoversLargestTensorShard) {
   Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
   job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};
   const std::vector<Peak> found = measured_within(job, memory_of_ranks(job));
@@ -104,7 +104,7 @@ TEST(RankMemory, CoversLargestTpRank) {
 
 // The last rank of a ring attends with all its queries at every hop, the first with half of them after hop 0. A CPU
 // with only AVX2 packs less in bf16, where both then have the same peak.
-TEST(RankMemory, CoversLargestCpRank) {
+TEST(RankMemory, CoversContextRankWithHighestPeak) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
       Job job = small_job({.cp = cp}, 4);
@@ -120,7 +120,7 @@ TEST(RankMemory, CoversLargestCpRank) {
 
 // Elements: token table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 in matrices and 13 x 64
 // others, and the last norm.
-TEST(RankMemory, MatchesManualSums) {
+TEST(RankMemory, MatchesManualCount) {
   const int64_t parameters = 200 * 64 + 64 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
   EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
@@ -165,7 +165,7 @@ TEST(RankMemory, ExtrapolatesFromFewLayers) {
   }
 }
 
-int64_t most_resident_bytes() {
+int64_t peak_resident_bytes() {
   rusage used{};
   getrusage(RUSAGE_SELF, &used);
   return int64_t{1024} * used.ru_maxrss;
@@ -179,9 +179,9 @@ TEST(RankMemory, AllocatesNothing) {
   Job job = small_job({}, 512);
   job.model.layers = 1;
   job.model.channels = job.model.context = 4096;
-  const int64_t before = most_resident_bytes();
+  const int64_t before = peak_resident_bytes();
   EXPECT_GT(memory_of_ranks(job).at(0).total(), 400 * kGiB);
-  EXPECT_LT(most_resident_bytes() - before, kGiB);
+  EXPECT_LT(peak_resident_bytes() - before, kGiB);
 }
 
 // Available memory, read from directories that emulate the kernel's, and rejected jobs.
@@ -245,7 +245,7 @@ TEST_F(MemoryLimits, IncludeAddressSpace) {
   EXPECT_LT(limit(4000000, 1).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
 }
 
-TEST_F(MemoryLimits, BoundTheBytesOfTextsByWhatTheirParsingTakes) {
+TEST_F(MemoryLimits, BoundFileSizesByMemoryForParsing) {
   const auto message = [&](int64_t bytes, int64_t growth) {
     return error_message(
         [&] {
@@ -274,7 +274,7 @@ int64_t total_tokens(const Job& job) {
 }
 
 // One byte less than all ranks need is rejected, and the suggested configuration fits.
-TEST(MemoryCheck, RejectsByOneByteAndSuggestsFittingPlan) {
+TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t needed = total_tokens(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
@@ -307,7 +307,7 @@ TEST(MemoryCheck, RejectsByOneByteAndSuggestsFittingPlan) {
 
 // Without activations: 16 bytes of value, gradient and two moments per parameter. Tables of 200 tokens and 64
 // positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
-TEST(MemoryCheck, MinimumIsCheckedToTheByte) {
+TEST(MemoryCheck, MinimumIsExactToTheByte) {
   const Job job = small_job({.dp = 2});
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   for (const int64_t ranks : {1, 2}) {  // on this host: half or all of them
@@ -331,7 +331,7 @@ TEST(MemoryCheck, CountsLocalRanksAndAdditionalMemory) {
   EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));
 }
 
-TEST(MemoryCheck, IsFastForAnySizes) {
+TEST(MemoryCheck, IsFastForAnyModelSize) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif

@@ -203,7 +203,7 @@ TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
 }
 
 // Adapters loaded with their base, and new ones that start as their base.
-TEST_F(RunStart, AdaptersStartFromBase) {
+TEST_F(RunStart, AdaptersStartFromBaseModel) {
   Refusals refused;
   for (const bool loaded : {true, false})
     for_each_start(
@@ -263,7 +263,7 @@ void expect_resumes(const Job& from, const Job& under) {
 }
 
 // Runs whose state has plain names; for asynchronous and DiLoCo runs see async_test.cpp, same_file_test.cpp.
-TEST_F(RunStart, ResumesUnderAnotherPlanBytewise) {
+TEST_F(RunStart, ResumesBytewiseUnderDifferentPlan) {
   Refusals refused;
   for_each_start(
       "resume", refused,

@@ -47,7 +47,7 @@ Job drawn_job(test::Draw& draw) {
 
 // Plans with either several data ranks or several micro-batches produce the file of one rank with as many
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
-TEST(SameFile, FromOneRank) {
+TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -69,7 +69,7 @@ TEST(SameFile, FromOneRank) {
 
 // With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
 // after each micro-batch.
-TEST(SameFile, FromRanksWithMicrobatches) {
+TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
@@ -89,7 +89,7 @@ TEST(SameFile, FromRanksWithMicrobatches) {
 }
 
 // A pipeline sums the two uses of a tied weight in another order than one rank, which requires an option.
-TEST(SameFile, FromTiedWeightRequiresOption) {
+TEST(CheckpointBytes, MatchForTiedWeightsOnlyWithTieCopies) {
   const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                 .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   const File pipeline = train_to_file(job, {.pp = 2, .microbatches = 3});
@@ -114,7 +114,8 @@ Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::flo
   return job;
 }
 
-void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimizer, DType dtype = DType::float32) {
+void expect_identical_after_resume(const Plan& before, const Plan& after, OptimizerKind optimizer,
+                                   DType dtype = DType::float32) {
   SCOPED_TRACE(to_text(before) + " then " + to_text(after));
   const Job first = job_with(before, optimizer, dtype);
   const File whole = run(first, 7), half = run(first, 4);
@@ -124,28 +125,29 @@ void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimiz
 }
 
 // Step 4 follows the outer step of step 3; of two fragments the second has its outer steps at steps 1, 4 and 7.
-TEST(ReplicasResume, ContinuesBetweenSynchronizations) {
+TEST(ReplicasResume, ResumesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3}, with_stages = plan;
-  expect_goes_on(plan, plan, OptimizerKind::adamw);
+  expect_identical_after_resume(plan, plan, OptimizerKind::adamw);
   with_stages.pp = 2;
-  expect_goes_on(with_stages, with_stages, OptimizerKind::sgd);
+  expect_identical_after_resume(with_stages, with_stages, OptimizerKind::sgd);
   plan.sync_fragments = 2;
-  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_identical_after_resume(plan, plan, OptimizerKind::adamw, dtype);
   plan.cp = 2;
-  expect_goes_on(plan, plan, OptimizerKind::adamw, DType::bfloat16);
+  expect_identical_after_resume(plan, plan, OptimizerKind::adamw, DType::bfloat16);
 }
 
 // A unit's fragment is independent of its stage.
-TEST(ReplicasResume, ContinuesWithOtherStages) {
+TEST(ReplicasResume, ResumesWithDifferentStages) {
   const Plan plan{.dp = 2, .tie_copies = true, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2};
   Plan with_stages = plan;
   with_stages.pp = 2;
-  expect_goes_on(plan, with_stages, OptimizerKind::adamw, DType::bfloat16);
-  expect_goes_on(with_stages, plan, OptimizerKind::muon);
+  expect_identical_after_resume(plan, with_stages, OptimizerKind::adamw, DType::bfloat16);
+  expect_identical_after_resume(with_stages, plan, OptimizerKind::muon);
 }
 
 // The validation loss uses the checkpoint's synchronized values, and each rank continues with its own.
-void expect_loss_of_what_is_in_common(Job job) {
+void expect_loss_of_synchronized_weights(Job job) {
   const TokenFile tokens = squares(41);
   File saved;
   double found = 0, expected = 0;
@@ -170,46 +172,48 @@ void expect_loss_of_what_is_in_common(Job job) {
 
 TEST(ReplicasResume, ValidatesSynchronizedWeightsBetweenOuterSteps) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
-    expect_loss_of_what_is_in_common(job_with(
+    expect_loss_of_synchronized_weights(job_with(
         {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2}, OptimizerKind::adamw, dtype));
 }
 
-TEST(ReplicasResume, AnotherLayoutContinuesBitwiseIdentically) {
+TEST(ReplicasResume, DifferentLayoutResumesBitwiseIdentically) {
   const Plan ddp{.dp = 4}, zero{.dp = 4, .zero = ZeroStage::one}, staged{.pp = 2, .dp = 4, .tie_copies = true};
-  expect_goes_on(ddp, zero, OptimizerKind::muon);
-  expect_goes_on(zero, ddp, OptimizerKind::muon);
-  expect_goes_on({.dp = 4, .zero = ZeroStage::three}, {.dp = 4, .zero = ZeroStage::two}, OptimizerKind::muon);
+  expect_identical_after_resume(ddp, zero, OptimizerKind::muon);
+  expect_identical_after_resume(zero, ddp, OptimizerKind::muon);
+  expect_identical_after_resume({.dp = 4, .zero = ZeroStage::three}, {.dp = 4, .zero = ZeroStage::two},
+                                OptimizerKind::muon);
   const Plan experts{.dp = 4, .ep = 2}, cut{.dp = 4, .ep = 2, .zero = ZeroStage::two};
-  expect_goes_on(experts, cut, OptimizerKind::muon);
-  expect_goes_on(cut, experts, OptimizerKind::muon);
+  expect_identical_after_resume(experts, cut, OptimizerKind::muon);
+  expect_identical_after_resume(cut, experts, OptimizerKind::muon);
   Plan copies = ddp;
   copies.tie_copies = true;
-  expect_goes_on(copies, staged, OptimizerKind::muon);
+  expect_identical_after_resume(copies, staged, OptimizerKind::muon);
   // Two sums of two ranks each: with one micro-batch the order is independent of the stage.
-  expect_goes_on({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
-                 {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
-  expect_goes_on({.dp = 4, .ep = 2, .zero = ZeroStage::three, .shard_ranks = 2},
-                 {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
+  expect_identical_after_resume({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
+                                {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
+  expect_identical_after_resume({.dp = 4, .ep = 2, .zero = ZeroStage::three, .shard_ranks = 2},
+                                {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
 }
 
 // The same on GPUs: ranks save copies from the GPU.
 using ReplicasResumeGpu = test::OnGpu;
-TEST_F(ReplicasResumeGpu, ContinuesBetweenSynchronizations) {
+TEST_F(ReplicasResumeGpu, ResumesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
-  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_identical_after_resume(plan, plan, OptimizerKind::adamw, dtype);
   plan.offload = Offload::optimizer;
-  expect_goes_on(plan, plan, OptimizerKind::muon, DType::bfloat16);
+  expect_identical_after_resume(plan, plan, OptimizerKind::muon, DType::bfloat16);
 }
 
-TEST_F(ReplicasResumeGpu, AnotherLayoutContinuesBitwiseIdentically) {
+TEST_F(ReplicasResumeGpu, DifferentLayoutResumesBitwiseIdentically) {
   const Plan ddp{.dp = 2, .device = Device::cuda}, zero{.dp = 2, .zero = ZeroStage::three, .device = Device::cuda};
-  expect_goes_on(ddp, zero, OptimizerKind::muon);
-  expect_goes_on(zero, ddp, OptimizerKind::muon, DType::bfloat16);
+  expect_identical_after_resume(ddp, zero, OptimizerKind::muon);
+  expect_identical_after_resume(zero, ddp, OptimizerKind::muon, DType::bfloat16);
 }
 
 TEST_F(ReplicasResumeGpu, ValidatesSynchronizedWeightsBetweenOuterSteps) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
-    expect_loss_of_what_is_in_common(
+    expect_loss_of_synchronized_weights(
         job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2, .device = Device::cuda},
                  OptimizerKind::adamw, dtype));
 }
@@ -242,7 +246,7 @@ void write_part(const fs::path& file, const std::vector<TensorSlice>& held) {
   write_safetensors(file, tensors, {{"parts", describe_parts(saved_parts(held))}});
 }
 
-void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Draw& draw) {
+void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Draw& draw) {
   ASSERT_EQ(saved.all().size(), tensors.size());
   for (const NamedTensor& t : tensors) {
     const int64_t element = element_size(t.tensor.dtype()), begin = draw.between(0, t.tensor.numel() - 1),
@@ -254,7 +258,7 @@ void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& ten
 }
 
 // All state outside of the model, on rank 0: with local updates of each replica, including its values.
-std::vector<NamedTensor> whole_states(Trainer& trainer) {
+std::vector<NamedTensor> full_states(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().local_updates;
   std::vector<NamedTensor> out = whole_state(trainer);
   for (int copy = 0; apart && copy < trainer.strategy().copies(); ++copy) {
@@ -269,7 +273,7 @@ std::vector<NamedTensor> whole_states(Trainer& trainer) {
 
 using SavedTensorsTest = DataTest;
 
-TEST_F(SavedTensorsTest, LayoutListsSlicesThatReassembleFullTensors) {
+TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     test::Draw draw("saved parts", trial);
     Job job{
@@ -307,15 +311,15 @@ TEST_F(SavedTensorsTest, LayoutListsSlicesThatReassembleFullTensors) {
       held[rank] = to_string(saved_parts(mine)), held_state[rank] = to_string(saved_parts(mine_of_state));
       write_part(path(part_name("model", rank, values.size())), mine);
       write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
-      std::vector<NamedTensor> all = whole_values(trainer), all_of_state = whole_states(trainer);
+      std::vector<NamedTensor> all = whole_values(trainer), all_of_state = full_states(trainer);
       if (rank == 0) whole = std::move(all), whole_of_state = std::move(all_of_state);
     });
     for (size_t r = 0; r < values.size(); ++r) {
       EXPECT_EQ(to_string(values[r]), held[r]) << "rank " << r;
       EXPECT_EQ(to_string(state[r]), held_state[r]) << "rank " << r;
     }
-    expect_whole(SavedTensors(path(""), "model"), whole, draw);
-    expect_whole(SavedTensors(path(""), "optimizer"), whole_of_state, draw);
+    expect_full_tensors(SavedTensors(path(""), "model"), whole, draw);
+    expect_full_tensors(SavedTensors(path(""), "optimizer"), whole_of_state, draw);
   }
 }
 
@@ -336,7 +340,7 @@ TEST_F(SavedTensorsTest, ReportsMissingElements) {
   const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
     return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };
-  refused("neither this file nor rank files of it exist");
+  refused("neither this file nor its rank files exist");
   write(0, described("[3, 2]", "0", "[[0, 2]]", "0"), 4);
   refused("element 4 of 'w' is in none of the files");
   write(1, described("[3, 2]", "0", "[[1, 2]]", "0"), 4);
@@ -344,7 +348,7 @@ TEST_F(SavedTensorsTest, ReportsMissingElements) {
   write(1, described("[2, 3]", "0", "[[1, 1]]", "0"), 3);
   refused("differs in dtype or shape from the other rank files");
   write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 3);
-  refused("'w' has 3 elements from 0 on; its slice ends at 2");
+  refused("'w' has 3 elements starting at 0, but its slice ends at 2");
   write(1, "{}", 2);
   refused("does not list tensor 'w'");
   for (const auto& [shape, dim, runs, begin] :

@@ -171,7 +171,7 @@ std::vector<Values> texts(uint64_t seed, int64_t ranks) {
   return out;
 }
 
-TEST(RandomStreams, DataAndTextsHaveSeparateStreams) {
+TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
   constexpr int32_t kRows = 256, kTokens = kRows * kContext + 1;
   const auto windows = [](int32_t begin) {
     std::vector<int32_t> tokens(kTokens);

@@ -79,14 +79,14 @@ TrainOptions draw_plan(Draw& d) {
 
 TEST(Contract, RandomPlansTrainLikeOneRank) { expect_drawn_pass(60, "plans", draw_plan); }
 
-TEST(Contract, EachStrategyAndStage) {
+TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
   for (const char* words : {"dtype=fp32 ranks=2", "dtype=fp32 ranks=3", "dtype=bf16 ranks=2", "dtype=bf16 ranks=3"})
     expect_passes(small_plan(fmt::format("microbatches=2 {}", words)),
                   {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
 // The default model, and the non-parallel path.
-TEST(Contract, OneRankMatchesItself) {
+TEST(Contract, OneRankMatchesOracle) {
   // Any stage is valid on an axis of size 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
@@ -207,12 +207,12 @@ TrainOptions draw_split_plan(Draw& d) {
 TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
 
 // One plan of each kind, so that failures are identified.
-TEST(MeshContract, EachScheduleSeparately) {
+TEST(MeshContract, EachScheduleTrainsLikeOneRank) {
   for (const std::string& name : schedule_names())
     expect_passes(small_plan("pp=2 layers=4 microbatches=4 batch=8 schedule=" + name));
 }
 
-TEST(MeshContract, EachSplitSeparately) {
+TEST(MeshContract, EachShardingAxisTrainsLikeOneRank) {
   const std::vector<std::string_view> splits = {"tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses"};
   expect_passes(small_plan("dtype=fp64"), splits);
   // Dropout of a shard of channels or tokens, including adapter inputs, has the mask of one rank.
@@ -241,7 +241,7 @@ TrainOptions wide_plan(const std::string& dtype = "fp32") {
   return o;
 }
 
-TEST(WideVocab, PlansHaveTwoBlocks) {
+TEST(WideVocab, PlansHaveTwoLogitBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
@@ -296,13 +296,13 @@ TEST(MaskedTargets, TrainLikeOneRank) {
 }
 
 // A GPU rank receives the number of a step's targets in every step: a captured step must not retain the first one.
-TEST(MaskedTargets, AreBitwiseEqualToOneRankOnAGpu) {
+TEST(MaskedTargets, GpuStepsMatchOracleBitwise) {
   if (const std::string why = no_gpu(); !why.empty()) GTEST_SKIP() << why;
   expect_masked_passes("ranks=1 microbatches=2 steps=5 device=cuda", false);
 }
 
 // The contract can fail: a rank that averages over its own targets is detected.
-TEST(MaskedTargets, DetectRankWithLocalMean) {
+TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
   VerifyHooks hooks = masked(false);
   hooks.loading = [](Sequences s, const Job& job, int rank) {
     s.trained = [load = s.load, rank, per_rank = job.optim.batch / 2, context = job.model.context](int64_t step) {
@@ -341,7 +341,7 @@ TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
 
 // On the plan's ranks every token is routed to the same two experts. The results are then correct, as are all gradients
 // relative to an oracle that replays them: only the margin reveals that the router did not make these choices.
-TEST(Routing, WrongChoicesExceedRounding) {
+TEST(Routing, WrongExpertChoicesExceedRoutingMargin) {
   TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {
     const int64_t context = t.full_model().config.context;
@@ -355,7 +355,7 @@ TEST(Routing, WrongChoicesExceedRounding) {
   EXPECT_TRUE(verify(resolve(o)).passed());
   const VerifyResult r = verify(resolve(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);
-  EXPECT_TRUE(has(r.failures[0], "tokens were routed to another expert than on one rank"));
+  EXPECT_TRUE(has(r.failures[0], "tokens were routed to a different expert than on one rank"));
   EXPECT_GT(r.rerouted_tokens, 0);
 }
 

@@ -124,7 +124,7 @@ TEST(Dump, EachKindOfPlanMatchesOneRank) {
 }
 
 // In fp32, which shows other summation orders. Also before and after the dumped step.
-TEST(Dump, DoesNotAffectRun) {
+TEST(Dump, DoesNotAffectTraining) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
     const Job job = verifiable(resolve(small_plan("steps=3 batch=8 " + words)));
@@ -172,8 +172,8 @@ TEST(Dump, RejectsUnsynchronizedRanks) {
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
-  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` ps-async");
-  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks with synchronized steps, got `dp_mode` diloco");
+  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected synchronized steps, got `dp_mode` ps-async");
+  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected synchronized steps, got `dp_mode` diloco");
   refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, got 4");
 }
 

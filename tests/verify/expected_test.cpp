@@ -36,7 +36,7 @@ TEST(Expected, MemoryMatchesPaper) {
 }
 
 // With everything in bfloat16 a parameter costs 8 bytes.
-TEST(Expected, Bfloat16StateCostsEightBytes) {
+TEST(Expected, Bfloat16StateTakesEightBytesPerParameter) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
   const MemoryByCategory h = expected_memory(resolve(o)).front();
@@ -68,7 +68,7 @@ TrainOptions tiny(std::string_view words) {
   return o;
 }
 
-TEST(Expected, BytesMatchManualCount) {
+TEST(Expected, TrafficMatchesManualCount) {
   EXPECT_EQ(sent(tiny("ranks=2"), "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(sent(tiny("ranks=2 zero=1"), "reduce_scatter"), 5120 * 4);
   EXPECT_EQ(sent(tiny("ranks=2 zero=1"), "all_gather"), 5120 * 4 + 20 * 8);
@@ -83,7 +83,7 @@ TEST(Expected, BytesMatchManualCount) {
 
 // The same model on four ranks in two groups of two: each group as above, and per step two all-reduces over two ranks
 // of 2560 elements each.
-TEST(Expected, BytesOfGroupsMatchManualCount) {
+TEST(Expected, HybridShardingTrafficMatchesManualCount) {
   const TrainOptions o = tiny("ranks=4 zero=2 shard_ranks=2 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
   EXPECT_EQ(sent(o, "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
@@ -93,7 +93,7 @@ TEST(Expected, BytesOfGroupsMatchManualCount) {
 }
 
 // Matrices of 768, 256, 1024 and 1024 elements: one rank owns 1024 + 768, the other 1024 + 256.
-TEST(Expected, BytesOfMuonMatchManualCount) {
+TEST(Expected, MuonTrafficMatchesManualCount) {
   const TrainOptions o = tiny("ranks=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3072 * 4 + (3952 - 3072) * 8);
@@ -104,7 +104,7 @@ TEST(Expected, BytesOfMuonMatchManualCount) {
 
 // Matrices of all ranks: qkv 768, proj 256, the router of four experts 64. Of each expert 2048 and 1024, on two of the
 // four ranks.
-TEST(Expected, BytesOfMuonWithExpertsMatchManualCount) {
+TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
   TrainOptions o = tiny("ranks=4 family=llama experts=4 ep=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(sent(o, "broadcast", "edp"), 4 * 3072 * 4);
@@ -118,7 +118,7 @@ TEST(Expected, BytesOfMuonWithExpertsMatchManualCount) {
 
 // Eight ranks in two groups of four. Over four ranks the table of 512, the block of 16 + 768 + 256 + 16 + 64 and the
 // norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
-TEST(Expected, BytesOfGroupsWithExpertsMatchManualCount) {
+TEST(Expected, HybridShardingTrafficWithExpertsMatchesManualCount) {
   const TrainOptions o = tiny("ranks=8 batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
   EXPECT_EQ(sent(o, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
@@ -129,7 +129,7 @@ TEST(Expected, BytesOfGroupsWithExpertsMatchManualCount) {
 }
 
 // Synchronizations in steps 3, 6, 9, and in step 10, the last one.
-TEST(Expected, BytesOfLocalUpdatesMatchManualCount) {
+TEST(Expected, DilocoTrafficMatchesManualCount) {
   const TrainOptions o = tiny("ranks=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 9), 3 * 2 * 3952 * 4);
@@ -142,7 +142,7 @@ TEST(Expected, BytesOfLocalUpdatesMatchManualCount) {
 
 // Two layers in two fragments: the embeddings and a block are 512 + 128 + 3280, the other block and the norm 3280 + 32.
 // With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
-TEST(Expected, BytesOfFragmentsMatchManualCount) {
+TEST(Expected, DilocoTrafficWithFragmentsMatchesManualCount) {
   TrainOptions o = tiny("ranks=2 layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 2 * 3312 * 4);
@@ -154,7 +154,7 @@ TEST(Expected, BytesOfFragmentsMatchManualCount) {
 }
 
 // Differences have the gradients' dtype; synchronized values are fp32 with bf16 parameters.
-TEST(Expected, BytesOfOuterStepsInBfloat16) {
+TEST(Expected, DilocoTrafficInBfloat16MatchesManualCount) {
   TrainOptions o = tiny("ranks=2 dp_mode=diloco steps=1 dtype=bf16");
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3952 * (12 + 8));
@@ -164,7 +164,7 @@ TEST(Expected, BytesOfOuterStepsInBfloat16) {
 
 // Two groups of two context ranks: gradients within a group in each step and, with this H, one synchronization between
 // groups.
-TEST(Expected, BytesOfContextRanksWithLocalUpdates) {
+TEST(Expected, DilocoTrafficWithContextRanksMatchesManualCount) {
   const TrainOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "cp", 3), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 3), 2 * 2 * 3952 * 4);
@@ -207,7 +207,7 @@ TEST(StageMemory, BoundIsTight) {
 }
 
 // GPipe's order violates the bound of 1F1B.
-TEST(StageMemory, DetectsExcessMicrobatch) {
+TEST(StageMemory, DetectsExcessMicrobatchInFlight) {
   const TrainOptions o = pipeline_plan("schedule=gpipe");
   const VerifyResult r = verify(resolve(o));
   const auto stages = measure_stages(resolve(o), 0);
@@ -221,7 +221,7 @@ TEST(StageMemory, DetectsExcessMicrobatch) {
 
 using Bounds = test::OneThread;
 
-TEST_F(Bounds, PlansThatSplitSums) {
+TEST_F(Bounds, ToleranceIsCalibratedForSplitReductions) {
   const auto bound = [](DType dtype, int64_t layers, double orders, double error) {
     return compute_tolerance(dtype, layers, orders, error).bound;
   };
@@ -237,7 +237,7 @@ TEST_F(Bounds, PlansThatSplitSums) {
   EXPECT_DOUBLE_EQ(bound(DType::bfloat16, 2, 1, 0), 256 * bf16);
 }
 
-TEST_F(Bounds, CalibrationOfAJobStaysWithinItsLimits) {
+TEST_F(Bounds, CalibrationStaysWithinLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
     const Job job = resolve(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
@@ -264,7 +264,7 @@ bool number_passes(VerifyResult result, double found, double expected, bool exac
   return result.wrong_steps.empty();
 }
 
-TEST_F(Bounds, Scalar) {
+TEST_F(Bounds, RejectScalarsOutsideTolerance) {
   const double next = std::nextafter(3.0, 4.0);
   EXPECT_TRUE(number_passes({}, 3, 3));
   EXPECT_FALSE(number_passes({}, next, 3));
@@ -311,7 +311,7 @@ struct Tensors {
   }
 };
 
-TEST_F(Bounds, Tensor) {
+TEST_F(Bounds, RejectTensorsOutsideTolerance) {
   // 0.25 in twelve places has the norm 0.25 sqrt(12): a change d of one place is d / (0.25 sqrt(12)) of it.
   const double norm = 0.25 * std::sqrt(12.0);
   for (const size_t which : {0, 1})
@@ -342,7 +342,7 @@ TEST_F(Bounds, Tensor) {
 }
 
 // Elements in zero_grad_range, whose true gradient is zero, are not compared; all others are.
-TEST_F(Bounds, TensorWithZeroGradientRange) {
+TEST_F(Bounds, IgnoreZeroGradientRangesOfTensors) {
   for (int64_t place = 0; place < 12; ++place) {
     Tensors t(DType::float64);
     t.first.zero_grad_range = {4, 8};
@@ -365,14 +365,14 @@ VerifyResult right() {
   return r;
 }
 
-bool totals_pass(const std::function<void(VerifyResult&)>& spoil, const Plan& plan = {.pp = 2}) {
+bool totals_pass(const std::function<void(VerifyResult&)>& corrupt, const Plan& plan = {.pp = 2}) {
   VerifyResult r = right();
-  spoil(r);
+  corrupt(r);
   check_totals(r, plan);
   return r.passed();
 }
 
-TEST_F(Bounds, Counts) {
+TEST_F(Bounds, RejectAnyDifferenceOfCounts) {
   EXPECT_TRUE(totals_pass([](VerifyResult&) {}));
   for (const int64_t by : {-1, 1}) {
     for (const size_t i : {0, 1}) {
@@ -395,7 +395,7 @@ TEST_F(Bounds, Counts) {
   EXPECT_TRUE(totals_pass(silent, {}));
 }
 
-TEST_F(Bounds, Peak) {
+TEST_F(Bounds, RejectPeaksAboveBound) {
   EXPECT_EQ(peak_bound(0), 16384);
   EXPECT_EQ(peak_bound(1'000'000), 1'036'384);
   for (const size_t rank : {0, 1}) {
@@ -404,7 +404,7 @@ TEST_F(Bounds, Peak) {
   }
 }
 
-TEST_F(Bounds, Losses) {
+TEST_F(Bounds, RejectIncreasingAndNonFiniteLosses) {
   const auto risen = [](VerifyResult& r) { std::reverse(r.losses.begin(), r.losses.end()); };
   EXPECT_FALSE(totals_pass(risen));
   EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.losses.assign(40, 3.0); }));

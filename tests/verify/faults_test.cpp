@@ -80,7 +80,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
 }
 
 // Between communication calls: a rank's data cannot be read.
-TEST(Faults, DataErrorOnOneRankEndsOthers) {
+TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
     const int guilty = value_name(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
@@ -97,10 +97,10 @@ TEST(Faults, DataErrorOnOneRankEndsOthers) {
 }
 
 // One rank's local loss: all ranks learn of it before any update.
-TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
+TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
-    const auto steps_to_the_end = [&](Trainer& trainer) {
+    const auto run_all_steps = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
       for (steps = 0;; ++steps) {
         const Tensor& values = trainer.strategy().resident_units()[0].values;
@@ -110,21 +110,21 @@ TEST(Faults, NonFiniteLossOnOneRankEndsAllInSameStep) {
       }
     };
     expect_error(Status::not_finite, {"step 3: the loss is nan"},
-                 [&] { test::on_ranks(resolve(o), counted(o), steps_to_the_end); });
+                 [&] { test::on_ranks(resolve(o), counted(o), run_all_steps); });
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << make_command(o);
   }
 }
 
 // One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
 // depends, and which tensor ranks shard.
-TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
+TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
   std::vector<TrainOptions> all = plans();
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
   for (const TrainOptions& o : all) {
     std::vector<int64_t> done(static_cast<size_t>(resolve(o).plan.ranks()), -1);
     const int guilty = static_cast<int>(done.size()) - 1;
-    const auto steps_to_the_end = [&](Trainer& trainer) {
+    const auto run_all_steps = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
       const auto overflow = [&](const Var& parameter) {
         if (parameter.shape().ndim() < 2) return parameter;
@@ -138,14 +138,14 @@ TEST(Faults, NonFiniteGradientNormOnOneRankEndsAllInSameStep) {
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =
-        error_message([&] { test::on_ranks(resolve(o), counted(o), steps_to_the_end); }, Status::not_finite);
+        error_message([&] { test::on_ranks(resolve(o), counted(o), run_all_steps); }, Status::not_finite);
     const std::regex expected("(\\[rank [0-9]\\] )?step 3: the loss is [0-9.]+ and the gradient norm inf; .*");
     EXPECT_TRUE(std::regex_match(what, expected)) << make_command(o) << ": " << what;
     EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << make_command(o);
   }
 }
 
-TEST(Faults, LostCallIsAnErrorWithoutHang) {
+TEST(Faults, LostCallFailsWithoutHang) {
   for (TrainOptions o : plans()) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {

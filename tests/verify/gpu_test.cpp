@@ -28,7 +28,7 @@ Saved as_bytes(const std::vector<NamedTensor>& tensors) {
 }
 
 // Initial parameters and optimizer state as in a checkpoint, on rank 0.
-Saved whole_run(
+Saved complete_run(
     const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
   Saved saved;
@@ -53,16 +53,16 @@ std::vector<TrainOptions> layouts() {
           plan("ranks=2 dp_mode=ps-sync servers=2")};
 }
 
-TEST_F(TrainingGpu, StartsAndSavesAsOnCpu) {
+TEST_F(TrainingGpu, InitialValuesAndStateMatchCpu) {
   for (TrainOptions o : layouts()) {
-    const Saved expected = whole_run(o);
+    const Saved expected = complete_run(o);
     o["device"] = "cuda";
-    EXPECT_TRUE(whole_run(o) == expected) << make_command(o);
+    EXPECT_TRUE(complete_run(o) == expected) << make_command(o);
   }
 }
 
 // Loads and saves tensors whose values depend only on their names.
-TEST_F(TrainingGpu, LoadsSavedState) {
+TEST_F(TrainingGpu, LoadsAndSavesSameState) {
   Saved files;
   std::mutex mutex;
   const FullTensors source = [&](const std::string& name, DType dtype, const Shape& shape) {
@@ -77,7 +77,7 @@ TEST_F(TrainingGpu, LoadsSavedState) {
   };
   for (TrainOptions o : layouts()) {
     o["device"] = "cuda";
-    const Saved found = whole_run(o, [&](Trainer& trainer) {
+    const Saved found = complete_run(o, [&](Trainer& trainer) {
       read_values(trainer.strategy().resident_units(), source);
       read_state(trainer.optimizer(), source);
     });
@@ -98,7 +98,7 @@ TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
   EXPECT_EQ(error_message([] { check(resolve(plan("device=cuda dtype=bf16"))); }),
-            "`dtype`: emulated GPU has compute capability 7.5, and bf16 matmuls need 8.0; expected fp32, got bf16");
+            "`dtype`: emulated GPU has compute capability 7.5, but bf16 matmuls require 8.0; expected fp32, got bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
   EXPECT_EQ(error_message([] { check(resolve(plan("device=cuda ranks=2"))); }),
@@ -111,7 +111,7 @@ TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
-TEST_F(TrainingGpu, EveryAxisAndSchedule) {
+TEST_F(TrainingGpu, EveryAxisAndScheduleTrainsLikeOneRank) {
   expect_passes(
       plan("device=cuda"),
       {"ranks=4 dp=2 tp=2", "ranks=2 pp=2 microbatches=4", "ranks=2 pp=2 microbatches=3 schedule=zb-h1", "ranks=2 cp=2",
@@ -122,7 +122,7 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
 }
 
 // Shards of matrices are sent to owners and back, bitwise identical to one rank.
-TEST_F(TrainingGpu, OwnersOfMatrices) {
+TEST_F(TrainingGpu, MuonTrainsLikeOneRank) {
   expect_passes(
       plan("device=cuda optimizer=muon"),
       {"ranks=1 microbatches=2", "ranks=3 dtype=bf16", "ranks=2 zero=1 microbatches=2 family=llama ffn=37",
@@ -133,7 +133,7 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
 
 // A model whose matrices are larger than its activations, without library workspaces. A step's reductions (loss, norm)
 // are not part of the prediction.
-TEST_F(TrainingGpu, MatrixUpdatesStayWithinExpectedMemory) {
+TEST_F(TrainingGpu, MuonStaysWithinExpectedMemory) {
   constexpr int64_t kSums = 16;
   for (const int64_t zero : {0, 1}) {
     TrainOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
@@ -152,7 +152,7 @@ TEST_F(TrainingGpu, MatrixUpdatesStayWithinExpectedMemory) {
 }
 
 // Each replica like a serial run on a GPU, with outer steps.
-TEST_F(TrainingGpu, LocalUpdates) {
+TEST_F(TrainingGpu, LocalUpdatesMatchReplay) {
   expect_passes(
       plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
       {"ranks=3", "ranks=2 outer_momentum=0 optimizer=sgd dtype=fp64", "ranks=2 sync_fragments=2 dtype=bf16 clip=0.1",
@@ -164,19 +164,19 @@ TEST_F(TrainingGpu, LocalUpdates) {
 
 // Not only in the command: verify() compares kernels that are not selected by timing, and attention kernels with
 // bitwise guarantees.
-TEST(Verifiable, ChoosesKernelsWithBitwiseGuarantee) {
+TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);
   EXPECT_EQ(verifiable({.plan = {.attention = AttentionKernels::cudnn}}).plan.attention, AttentionKernels::cudnn);
 }
 
 // Faults are detected on GPUs too.
-void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defects) {
+void expect_detected(const TrainOptions& o, std::initializer_list<const char*> defects) {
   for (const char* name : defects) EXPECT_FALSE(verify(resolve(o), planted(defect(name), resolve(o))).passed()) << name;
 }
 
 TEST_F(TrainingGpu, DetectsInjectedFaults) {
-  expect_seen(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
+  expect_detected(plan("ranks=2 device=cuda clip=0.1"), {"skipped-microbatch", "unclipped-rank", "stale-part"});
 }
 
 // Mixtures of experts on GPUs: they train like one rank under every axis, faults are detected, steps are not captured,
@@ -189,7 +189,7 @@ TrainOptions with_experts(const std::string& words) {
   return small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1 " + words);
 }
 
-TEST_F(ExpertsTrainingGpu, EveryAxis) {
+TEST_F(ExpertsTrainingGpu, EveryAxisTrainsLikeOneRank) {
   expect_passes(with_experts(""),
                 {"ranks=1 expert_capacity=0.7 shared_experts=1", "ranks=1 dtype=bf16 recompute=block microbatches=2",
                  "ranks=2 ep=2 dtype=bf16", "ranks=4 ep=2 zero=3 recompute=activation",
@@ -213,10 +213,12 @@ TrainOptions draw_with_experts(Draw& d) {
   return o;
 }
 
-TEST_F(ExpertsTrainingGpu, RandomPlans) { expect_drawn_pass(12, "experts on a GPU", draw_with_experts); }
+TEST_F(ExpertsTrainingGpu, RandomPlansTrainLikeOneRank) {
+  expect_drawn_pass(12, "experts on a GPU", draw_with_experts);
+}
 
 TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
-  expect_seen(with_experts("ranks=2 ep=2"), {"misrouted-token", "swapped-expert-counts"});
+  expect_detected(with_experts("ranks=2 ep=2"), {"misrouted-token", "swapped-expert-counts"});
 }
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
@@ -241,7 +243,7 @@ std::vector<double> train_losses(const TrainOptions& o) {
 }
 
 // Float64, where summation order affects only the last digits.
-TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
+TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOneRank) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   const std::vector<double> alone = train_losses(with_experts("ranks=1 dtype=fp64"));
   for (const std::string zero : {"zero=0", "zero=2", "zero=3"}) {  // collectives overlap with row messages
@@ -290,7 +292,7 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
 
 // Checkpoint tensors after two steps, and the second loss. Afterwards a rank's GPU holds no parameters, and rank 0's
 // shards have the same size wherever they are stored.
-TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
+TEST_F(OffloadGpu, SavedParametersMatchUnoffloadedRun) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     Saved saved[2];
     double loss[2];
@@ -308,8 +310,8 @@ TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
         if (trainer.world().rank() == 0) bytes[moved] = host->usage(Category::parameters).live;
       };
       const std::string offload = moved == 1 ? "parameters" : "none";
-      saved[moved] = whole_run(small_plan("device=cuda zero=3 ranks=3 batch=6 dtype=" + dtype + " offload=" + offload),
-                               train, look);
+      saved[moved] = complete_run(
+          small_plan("device=cuda zero=3 ranks=3 batch=6 dtype=" + dtype + " offload=" + offload), train, look);
     }
     EXPECT_FALSE(saved[1].empty());
     EXPECT_TRUE(saved[1] == saved[0]) << dtype;
@@ -318,8 +320,8 @@ TEST_F(OffloadGpu, SavesParametersAsOnGpu) {
   }
 }
 
-TEST(Offload, RejectsParametersWithoutBenefit) {
-  const std::string beside = "`offload`: parameters requires `zero` 3, whose shards it moves; got `zero` ";
+TEST(Offload, RejectsParameterOffloadWithoutZero3) {
+  const std::string beside = "`offload`: parameters requires `zero` 3, because it moves the shards; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
       {"zero=0", beside + "0"},
       {"zero=1", beside + "1"},

@@ -26,7 +26,7 @@ class GpusTest : public ProgramTest {
   }
 };
 
-TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
+TEST_F(GpusTest, NcclRanksTrainLikeOneRank) {
   const std::string on_gpus = "--device cuda --eval-every 0 ";
   const Ran two = train(on_gpus + "--ranks 2 --backend nccl --all-reduce native --cuda-graph on --out two");
   train(on_gpus + "--ranks 1 --out one");
@@ -38,7 +38,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
 }
 
 // The same steps for threads and processes: NCCL's sums are equal, and MPI broadcasts its communicator ids.
-TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
+TEST_F(GpusTest, NcclProcessesMatchThreads) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
   const std::string mpirun = kMpirun + "2";
   for (const std::string plan : {"--microbatches 2", "--zero 3", "--cuda-graph off --tp 2"}) {
@@ -54,12 +54,12 @@ TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   }
 }
 
-TEST_F(GpusTest, WarnsOfUnalignedVocabulary) {
+TEST_F(GpusTest, WarnsAboutUnalignedVocabularySize) {
   const auto said = [&](const std::string& more) {
     const Ran r = train("--device cuda --steps 1 --warmup 0 --no-save --no-eval --ranks 1 " + more);
     return r.out + r.err;
   };
-  EXPECT_TRUE(has(said("--vocab 50"), "a vocabulary of 50 is not a multiple of 4"));
+  EXPECT_TRUE(has(said("--vocab 50"), "a vocabulary size of 50 is not a multiple of 4"));
   EXPECT_TRUE(has(said("--vocab 60 --dtype bf16"),
                   "60 is not a multiple of 8, which slows down the output layer and the "
                   "loss on a GPU; pad it with --vocab 64"));
@@ -110,14 +110,14 @@ TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
   const auto refused = [&](const char* emulation, int status, const char* words, const std::string& more = "") {
     fails("train " + kSmall + "--device cuda" + more, status, words, emulation);
   };
-  refused("TESSERA_EMULATED_GIB=1", 3, "a smaller --batch, more --microbatches, --recompute or --offload need less",
+  refused("TESSERA_EMULATED_GIB=1", 3, "reduce --batch, increase --microbatches, or use --recompute or --offload",
           " --ranks 1 --vocab 9000000");
-  refused("TESSERA_EMULATED_GPU_IS_OLD=1", 2, "contains no code for emulated GPU, of compute capability 9.0");
+  refused("TESSERA_EMULATED_GPU_IS_OLD=1", 2, "was not built for emulated GPU (compute capability 9.0)");
   refused("TESSERA_EMULATED_GPUS=0", 2, "--device cuda: no GPU was found: the NVIDIA driver lists none");
   refused("TESSERA_EMULATED_GPUS='no driver'", 2, "no GPU was found: this machine has no NVIDIA driver");
 }
 
-TEST_F(GpusTest, ReportsReasonAgainstCapture) {
+TEST_F(GpusTest, ReportsReasonForMissingStepGraph) {
   fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
         "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
@@ -135,10 +135,10 @@ class MpiContract : public ProgramTest {
 };
 
 // A variable of a launcher that did not start the program.
-TEST_F(MpiContract, ReportsMissingRanksByOption) {
+TEST_F(MpiContract, ErrorNamesRanksOptionIfMpiRanksAreMissing) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
-  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected the same number, got 2\n"));
+  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: expected the size of the MPI job, 1, got 2\n"));
 }
 
 // Twenty steps: bitwise, or within the tolerance of plans that split sums.

@@ -12,35 +12,37 @@ namespace {
 using namespace test;
 
 // The contract fails, or training itself stops.
-void expect_caught(std::string_view mutation, const TrainOptions& o) {
+void expect_detected_by_verify(std::string_view mutation, const TrainOptions& o) {
   const Job job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
   EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
 
 // Under each of the plans, with both kinds of optimizer.
-void expect_caught(std::string_view mutation, std::string_view words, std::initializer_list<std::string_view> each) {
+void expect_detected_by_verify(std::string_view mutation, std::string_view words,
+                               std::initializer_list<std::string_view> each) {
   for (const char* optimizer : {"sgd", "adamw"})
     for (const std::string_view plan : each)
-      expect_caught(mutation, small_plan(fmt::format("steps=3 microbatches=2 clip=0.1 timeout=5 optimizer={} {} {}",
-                                                     optimizer, words, plan)));
+      expect_detected_by_verify(
+          mutation, small_plan(fmt::format("steps=3 microbatches=2 clip=0.1 timeout=5 optimizer={} {} {}", optimizer,
+                                           words, plan)));
 }
 
 constexpr auto kThree = "ranks=3 batch=12";
 
-TEST(Mutation, DetectsFaultsOfDataStrategies) {
+TEST(Mutation, DetectsFaultsUnderZeroStages) {
   for (const char* mutation : {"missing-gradient-sum", "gradients-divided-twice", "skipped-microbatch",
                                "shifted-sequences", "stale-part", "ring-order", "unclipped-rank"})
-    expect_caught(mutation, kThree, {"zero=0", "zero=1", "zero=2", "zero=3"});
+    expect_detected_by_verify(mutation, kThree, {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
-TEST(Mutation, DetectsFaultsUnderOtherStrategies) {
+TEST(Mutation, DetectsFaultsUnderDataParallelAndParameterServer) {
   for (const char* mutation : {"gradients-divided-twice", "skipped-microbatch", "shifted-sequences"})
-    expect_caught(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
+    expect_detected_by_verify(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
 // Model parallelism, on the smallest mesh with the axis, and data parallelism combined with it.
-TEST(Mutation, DetectsFaultsWithOtherAxes) {
+TEST(Mutation, DetectsFaultsOnModelParallelAxes) {
   const std::pair<const char*, const char*> cases[] = {{"missing-input-gradient-sum", "tp=2"},
                                                        {"unsummed-norm-weight", "tp=2 sp=true"},
                                                        {"wrong-causal-mask", "cp=2"},
@@ -57,7 +59,7 @@ TEST(Mutation, DetectsFaultsWithOtherAxes) {
                                                        {"stale-part", "pp=2 dp=2 tp=2"},
                                                        {"unclipped-rank", "pp=2 dp=2 tp=2"}};
   for (const auto& [mutation, words] : cases)
-    expect_caught(mutation, std::string("batch=8 ") + words, {"dtype=fp64", "dtype=fp32"});
+    expect_detected_by_verify(mutation, std::string("batch=8 ") + words, {"dtype=fp64", "dtype=fp32"});
 }
 
 // Errors of known size: one bit where equality is required, and both sides of the bound elsewhere.
@@ -82,7 +84,7 @@ VerifyHooks after_update(const Spoil& inject) {
     inject(t);
   }};
 }
-VerifyHooks after_sums(const Spoil& inject) { return {.summed = inject}; }
+VerifyHooks after_reductions(const Spoil& inject) { return {.summed = inject}; }
 
 void expect_bits(const TrainOptions& o) {
   const Job job = resolve(o);
@@ -107,7 +109,7 @@ void expect_bits(const TrainOptions& o) {
          << " of " << make_command(o);
   }
   if (o.plan.tp > 1) return;  // gradients are held to a bound there
-  EXPECT_FALSE(passes(after_sums([](Trainer& t) {
+  EXPECT_FALSE(passes(after_reductions([](Trainer& t) {
     flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
   }))) << make_command(o);
 }
@@ -116,18 +118,18 @@ TrainOptions one_step(const char* dtype, std::string_view words) {
   return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
 }
 
-TEST_F(InjectedErrors, DetectsOneBitIfBitwise) {
+TEST_F(InjectedErrors, OneFlippedBitIsDetectedUnderBitwiseBounds) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
 }
 
-TEST_F(InjectedErrors, DetectsOneBitOfStateIfSumsAreSplit) {
+TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
 // Scales the gradient of a replicated parameter by a relative error.
 VerifyHooks too_large_by(double share) {
-  return after_sums([=](Trainer& t) {
+  return after_reductions([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
       for (const Slot& slot : unit.slots)
         if (slot.parameter->shard.is_replicated() && slot.parameter->zero_grad_range.end == 0) {
@@ -137,7 +139,7 @@ VerifyHooks too_large_by(double share) {
   });
 }
 
-TEST_F(InjectedErrors, GradientMayDifferOnlyByBound) {
+TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
@@ -289,7 +291,7 @@ TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
 }
 
 // A wide tolerance leaves only bytes as evidence.
-TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
+TEST(Diagnosis, DistinguishesWeightFromActivationReductionByBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   EXPECT_EQ(first_index(o), "weight-not-summed");
@@ -297,7 +299,7 @@ TEST(Diagnosis, DistinguishesWeightFromActivationByBytes) {
   EXPECT_EQ(first_index(o), "missing-backward-sum");
 }
 
-TEST(Diagnosis, IdentifiesSequencesByCoefficients) {
+TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
   Observations o = of_two();
   o.microbatches = 1;  // two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
@@ -334,8 +336,8 @@ TEST(Diagnosis, ReportsRanksWithWrongTokens) {
     EXPECT_EQ(r.diagnosis[0].cause, "wrong-targets");
     EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + "), all of them of the last pipeline stage"));
   };
-  const std::string was = " was given tokens other than the oracle's for 3 sequences, first for sequence ",
-                    given = " given other tokens than the plan's (step 2: first in place of sequence ";
+  const std::string was = " received tokens that differ from the oracle's in 3 sequences, first in sequence ",
+                    given = " given tokens that differ from the plan's (step 2: first in place of sequence ";
   expect(5, {"rank 5" + was + "9 of step 2"}, "rank 5 is" + given + "9");
   expect(4, {"rank 4" + was + "5 of step 2", "rank 5" + was + "9 of step 2"}, "ranks 4, 5 are" + given + "5");
 }

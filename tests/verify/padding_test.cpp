@@ -167,7 +167,7 @@ TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
 }
 
 // Micro-batches of different lengths on different ranks and at different times, and a longer context.
-TEST(Padding, LayoutsAndContextsProduceSameFile) {
+TEST(Padding, LayoutsAndContextsProduceSameCheckpoint) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("one file", trial);
     const Job job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
@@ -189,7 +189,7 @@ TEST(Padding, LayoutsAndContextsProduceSameFile) {
 }
 
 // Traffic is that of shorter rows, which formulas do not model.
-TEST(Padding, PlansMatchTheOracle) {
+TEST(Padding, PlansMatchOracle) {
   for (const bool packed : {false, true})
     for (const Plan& plan :
          {Plan{.dp = 2, .microbatches = 2}, Plan{.pp = 2, .dp = 2, .zero = ZeroStage::two, .microbatches = 3},
@@ -212,7 +212,7 @@ TEST(Padding, PlansMatchTheOracle) {
 }
 
 // Attention over padded rows: zeros for padding, other rows bitwise identical to unpadded ones.
-TEST(Padding, AddsNoAttentionCost) {
+TEST(Padding, AttentionSkipsPaddingAndMatchesUnpaddedRows) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const ArenaPtr arena = make_arena();
     const Philox random = Philox::named(5, "attention");

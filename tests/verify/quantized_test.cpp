@@ -76,7 +76,7 @@ Packed& first_packed(Trainer& rank) {
   throw Error("no matrix in four bits");
 }
 
-bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& inject) {
+bool is_detected(const TrainOptions& o, const std::function<void(Packed&)>& inject) {
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
     if (rank.world().rank() + 1 == rank.world().size()) inject(first_packed(rank));
   }};
@@ -84,14 +84,14 @@ bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& inject
 }
 
 // Uses the neighbouring block's scale.
-void take_another_scale(Packed& p) {
+void replace_scale(Packed& p) {
   std::byte* const scales = p.bytes.raw() + p.bytes.numel();
   for (int64_t i = 1; i < 64; ++i)
     if (scales[-i] != scales[-i - 1]) return std::swap(scales[-i], scales[-i - 1]);
 }
 
 // A rank quantizes its tile separately: block scales are local, but the mean is the tile's.
-void quantise_by_itself(Packed& p) {
+void quantize_separately(Packed& p) {
   Tensor numbers = p.bytes.make({p.packing.elements() / 2}, DType::float32);
   dequantize(p.packing, p.runs, p.bytes, numbers);
   Packing own = p.packing;
@@ -107,13 +107,13 @@ void quantise_by_itself(Packed& p) {
 TEST(Quantized, DetectsInjectedFaults) {
   const TrainOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
   for (const TrainOptions& o : {data, tensor}) {
-    EXPECT_FALSE(is_caught(o, [](Packed&) {})) << make_command(o);
-    EXPECT_TRUE(is_caught(o, take_another_scale)) << make_command(o);
+    EXPECT_FALSE(is_detected(o, [](Packed&) {})) << make_command(o);
+    EXPECT_TRUE(is_detected(o, replace_scale)) << make_command(o);
   }
-  EXPECT_TRUE(is_caught(tensor, quantise_by_itself));
+  EXPECT_TRUE(is_detected(tensor, quantize_separately));
 }
 
-TEST(Quantized, RejectsShardsThatSplitBlocks) {
+TEST(Quantized, RejectsShardsInsideQuantizationBlocks) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(error_message([&] { verify(resolve(o)); }),
             "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 "

@@ -29,7 +29,7 @@ TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   });
 }
 
-TEST(ReplicasContract, GroupsWithTensorAndContextRanks) {
+TEST(ReplicasContract, GroupsWithTensorAndContextRanksTrainLikeOneRank) {
   expect_passes(short_plan(4), {"zero=2 shard_ranks=2 tp=2 steps=2"});
   expect_passes(short_plan(2), {"zero=3 shard_ranks=2 cp=2 context=16 steps=2"});
 }
@@ -46,7 +46,7 @@ TEST(ReplicasContract, MuonMatchesOneRankExactly) {
   });
 }
 
-TEST(ReplicasContract, TensorRanksGatherMatrices) {
+TEST(ReplicasContract, TensorRanksGatherMatricesForMuon) {
   // 37 is sharded unevenly.
   expect_passes(short_plan(2, "optimizer=muon tp=2 ffn=37 steps=2"), {"family=gpt2 zero=0", "family=llama zero=3"});
 }
@@ -72,7 +72,7 @@ TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
   });
 }
 
-TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanks) {
+TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
   expect_drawn_pass(8, "diloco groups", [](Draw& d) {
     TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
     draw(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
@@ -88,14 +88,14 @@ TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanks) {
   });
 }
 
-VerifyResult explain_planted(const char* name, const TrainOptions& o) {
+VerifyResult explain_injected(const char* name, const TrainOptions& o) {
   return explain(resolve(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
 }
 
 // A skipped outer step is detected in the step where its fragment is due.
 TEST(ReplicasContract, DetectsSkippedFragment) {
   const VerifyResult r =
-      explain_planted("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
+      explain_injected("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
   ASSERT_FALSE(r.passed());
   EXPECT_EQ(r.wrong_steps.front(), 2);
   EXPECT_EQ(r.diagnosis.at(0).cause, "outer-step");
@@ -121,7 +121,7 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
 }
 
 // Synchronization in every step with plain SGD inside and outside: data parallelism up to the order of operations.
-void expect_ddp_with_one_step_alone(TrainOptions o) {
+void expect_one_local_step_matches_ddp(TrainOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);
   o["dp_mode"] = "diloco";
@@ -130,17 +130,17 @@ void expect_ddp_with_one_step_alone(TrainOptions o) {
   EXPECT_NE(trained(o)[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
 
-TEST(ReplicasContract, OneLocalStepEqualsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
+TEST(ReplicasContract, OneLocalStepMatchesDdp) { expect_one_local_step_matches_ddp(short_plan(4)); }
 
 // Ranks with one GPU each, or sharing one.
 using ReplicasContractGpu = test::OnGpu;
-TEST_F(ReplicasContractGpu, OneLocalStepEqualsDdp) {
+TEST_F(ReplicasContractGpu, OneLocalStepMatchesDdp) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
-  expect_ddp_with_one_step_alone(short_plan(4, "device=cuda"));
+  expect_one_local_step_matches_ddp(short_plan(4, "device=cuda"));
 }
 
 using ReplicasContractGpus = test::OnGpus;
-TEST_F(ReplicasContractGpus, NcclMatchesThreads) {
+TEST_F(ReplicasContractGpus, NcclRanksMatchThreadRanks) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
     if (!words.empty() && gpus < 4) continue;
@@ -156,20 +156,20 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
   const std::tuple<int64_t, const char*, const char*> cases[] = {
       {4, "shard_ranks=2", "`shard_ranks`: requires `zero` 1, 2 or 3"},
       {4, "zero=1 shard_ranks=3", "groups of 3 ranks do not divide the 4 data ranks; nearest valid value: 2 or 4"},
-      {4, "sync_every=5", "`sync_every`: goes with `dp_mode` diloco"},
+      {4, "sync_every=5", "`sync_every`: requires `dp_mode` diloco"},
       {4, "sync_every=5 dp_mode=diloco zero=1", "`zero`"},
       {4, "sync_every=5 dp_mode=diloco sync_fragments=3",
        "`sync_fragments`: each fragment has at least one of the 2 layers; expected at most 2, got 3"},
       {4, "sync_every=5 dp_mode=diloco layers=9 sync_fragments=6",
-       "`sync_fragments`: fragments have their outer steps at different steps, of which there are 5 "
-       "(`sync_every`); expected at most 5, got 6"},
+       "`sync_fragments`: each fragment is synchronized at a different one of the 5 steps (`sync_every`); expected at "
+       "most 5, got 6"},
       {4, "dp_mode=diloco pp=2 all_reduce=ring", "`all_reduce`"},
       {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may sum"},
       {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
        "expected direct, tree or root, and `backend` threads or mpi"},
-      {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, got ddp"},
+      {4, "sync_fragments=2", "`sync_fragments`: requires `dp_mode` diloco, got ddp"},
       {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon requires full matrices"},
-      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates matrices of layers"}};
+      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates the weight matrices of the layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
     const TrainOptions o = short_plan(dp, plan);
     EXPECT_TRUE(has(error_message([&] { check(resolve(o)); }), refusal)) << plan;
@@ -214,7 +214,7 @@ TEST(ExpertsContract, ShardingGroupsMatchOneRankExactly) {
   });
 }
 
-TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanks) {
+TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanksTrainLikeOneRank) {
   expect_passes(small_experts("ep=2 shard_ranks=2"), {"tp=2 dp=4 zero=2", "cp=2 dp=2 zero=3"});
 }
 
@@ -230,13 +230,13 @@ TEST(ExpertsContract, AdaptersWithFrozenExpertsMatchOneRankExactly) {
   });
 }
 
-TEST(ExpertsContract, AdaptersWithFrozenExpertsOnTensorAndContextRanks) {
+TEST(ExpertsContract, AdaptersWithFrozenExpertsTrainLikeOneRankOnTensorAndContextRanks) {
   expect_passes(small_experts("family=llama lora_rank=2 lora_targets=all shared_experts=1 dp=2 ep=2 dtype=fp64"),
                 {"tp=2 zero=1", "tp=2 sp=true zero=3", "cp=2 zero=1"});
 }
 
 // Flips a bit of a frozen expert.
-TEST(ExpertsContract, DetectsChangedFrozenExpert) {
+TEST(ExpertsContract, DetectsModifiedFrozenExpert) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
@@ -249,14 +249,14 @@ TEST(ExpertsContract, DetectsChangedFrozenExpert) {
   }
 }
 
-TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
+TEST(ExpertsContract, TensorRanksGatherExpertMatricesForMuon) {
   // 37 is sharded unevenly.
   expect_passes(small_experts("tp=2 dp=2 ep=2 dtype=fp64 optimizer=muon shared_experts=1 ffn=37"),
                 {"family=llama zero=0", "family=gpt2 zero=1", "family=llama zero=3 sp=true"});
 }
 
 // One owner among an expert's ranks is silent; all other owners send.
-TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
+TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
   const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
@@ -269,11 +269,11 @@ TEST(ExpertsContract, DetectsSilentOwnerOfExperts) {
 }
 
 // Separately: experts with few replicas, sharded over two of a group of four, and reduced over two groups.
-TEST(ExpertsContract, DetectsUnreducedGroups) {
+TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
-    const VerifyResult r = explain_planted(name, o);
+    const VerifyResult r = explain_injected(name, o);
     EXPECT_FALSE(r.passed()) << name;
     ASSERT_FALSE(r.diagnosis.empty()) << name;
     EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;

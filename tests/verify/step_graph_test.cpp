@@ -150,17 +150,17 @@ void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, 
   EXPECT_NE(first.losses.front(), first.losses.back());
 }
 
-TEST_F(StepGraphGpu, ReplaysAreBitwiseEqualToEagerSteps) {
+TEST_F(StepGraphGpu, ReplaysMatchEagerStepsBitwise) {
   for (const TrainOptions& o : plans()) expect_same_steps(o, {Way::queued, Way::halves}, 3);
 }
-TEST_F(RanksStepGraphGpu, ReplaysAreBitwiseEqualToQueuedStepsWithEqualCounts) {
+TEST_F(RanksStepGraphGpu, ReplaysAndCountsMatchQueuedStepsBitwise) {
   // The arena may grow in three steps, and one is captured.
   for (const TrainOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Way::queued}, 4);
 }
 
 // A gradient is read in the middle of a step, which is illegal during a capture: in the backward pass of some
 // parameter, with half of the step complete. The run continues as if it had been queued from the beginning.
-TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueueing) {
+TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
   for (const TrainOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {
       const auto parameters = trainer.model().parameters();
@@ -183,14 +183,14 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueueing) {
 }
 
 // Results depend on the scalars that a replay reads from memory.
-TEST_F(StepGraphGpu, ReplaysReadScalarsOfStep) {
+TEST_F(StepGraphGpu, ReplaysReadScalarsOfCurrentStep) {
   const Ran usual = run(one_rank(""), Way::captured);
   for (const char* words : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
     EXPECT_FALSE(run(one_rank(words), Way::captured).ranks[0].end == usual.ranks[0].end) << words;
 }
 
 // Memory allocated by others between steps is not overwritten: the step is captured again.
-TEST_F(StepGraphGpu, ArenaMayBeUsedBetweenSteps) {
+TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   const TrainOptions o = one_rank("steps=12");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
@@ -210,7 +210,7 @@ TEST_F(StepGraphGpu, ArenaMayBeUsedBetweenSteps) {
   EXPECT_GE(disturbed.replays, 5);
 }
 
-void expect_one_wait(const TrainOptions& o, Way way) {
+void expect_one_synchronization(const TrainOptions& o, Way way) {
   if constexpr (kWithCuda)
     on_ranks(o, way, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step) {
@@ -225,12 +225,12 @@ void expect_one_wait(const TrainOptions& o, Way way) {
     });
 }
 
-TEST_F(StepGraphGpu, StepSynchronizesOnce) {
+TEST_F(StepGraphGpu, StepSynchronizesWithHostOnce) {
   for (const Way way : {Way::captured, Way::queued})
-    for (const TrainOptions& o : plans()) expect_one_wait(o, way);
+    for (const TrainOptions& o : plans()) expect_one_synchronization(o, way);
 }
-TEST_F(RanksStepGraphGpu, StepSynchronizesOnce) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_one_wait(o, Way::captured);
+TEST_F(RanksStepGraphGpu, StepSynchronizesWithHostOnce) {
+  for (const TrainOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Way::captured);
 }
 
 // A non-finite value on the last rank, in a weight of the first norm, which every token passes: all ranks skip the
@@ -263,7 +263,7 @@ TEST_F(RanksStepGraphGpu, NonFiniteStepOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) expect_nothing_updated(o);
 }
 
-TEST(StepGraph, ReportsReasonAgainstCapture) {
+TEST(StepGraph, ReportsReasonForMissingGraph) {
   const std::string owners = "backend=nccl all_reduce=native optimizer=muon";
   const std::pair<TrainOptions, std::string> cases[] = {
       {one_rank(""), ""},
@@ -318,7 +318,7 @@ TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
 }
 
 // Float64, where summation order affects only the last digits.
-void expect_like_one(TrainOptions o, Way way) {
+void expect_like_one_rank(TrainOptions o, Way way) {
   if (!test::has_kernels(DType::float64, Device::cuda)) return;
   say(o, "dtype=fp64 grad_dtype=fp32 steps=5");  // bf16 is not supported with float64
   TrainOptions one = o;
@@ -332,15 +332,15 @@ void expect_like_one(TrainOptions o, Way way) {
   }
 }
 
-TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_like_one(o, Way::captured);
+TEST_F(RanksStepGraphGpu, RanksTrainLikeOneRank) {
+  for (const TrainOptions& o : nccl_plans(gpus)) expect_like_one_rank(o, Way::captured);
 }
 
 // Owners of matrices receive shards, and pipeline ranks activations, in messages: steps are not captured.
-TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOne) {
+TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOneRank) {
   for (const auto& [ranks, words] :
        {std::pair{2, "zero=1"}, {3, "zero=2 batch=6"}, {4, "zero=3 tp=2"}, {4, "zero=1 pp=2"}})
-    if (ranks <= gpus) expect_like_one(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
+    if (ranks <= gpus) expect_like_one_rank(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
 }
 
 // One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
@@ -363,7 +363,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
   EXPECT_EQ(replays[6], replays[5]);  // the fifth was queued on rank 0 too
 }
 
-TEST_F(RanksStepGraphGpu, RequestReachesAllRanks) {
+TEST_F(RanksStepGraphGpu, StepRequestReachesAllRanks) {
   const TrainOptions o = over_nccl(2, "");
   for (const StepRequest r : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
@@ -421,7 +421,7 @@ std::string failure(std::string_view words, const std::function<void(Trainer&)>&
 }
 
 // A rank fails before the agreement, or after it without launching.
-TEST_F(RanksStepGraphGpu, FailingRankEndsOthers) {
+TEST_F(RanksStepGraphGpu, FailingRankStopsOtherRanks) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {
       if (trainer.world().rank() == 1) {

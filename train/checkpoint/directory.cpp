@@ -145,7 +145,7 @@ Manifest parse_manifest(std::string_view json, const std::string& what) {
   const std::optional<int64_t> step = natural(at("step"));
   if (!step) refuse(fmt::format("step: expected an integer, got {}", at("step").dump()));
   if (!files.is_object() || !about.is_object()) refuse("expected two objects, files and about");
-  if (files.empty()) refuse("files: expected the files of a checkpoint, got none");
+  if (files.empty()) refuse("files: no checkpoint files are listed");
   Manifest out{*step, about.dump(), {}};
   for (const auto& [name, listed] : files.items()) {
     if (!is_plain_name(name)) refuse(fmt::format("expected names of files in the same directory, got '{}'", name));

@@ -95,7 +95,7 @@ SavedTensors::SavedTensors(const fs::path& checkpoint, const std::string& stem)
   std::error_code error;
   std::vector<fs::path> names{what_};
   if (!fs::exists(what_, error)) names = part_files(checkpoint, stem);
-  if (names.empty()) bad_input("{}: neither this file nor rank files of it exist", what_);
+  if (names.empty()) bad_input("{}: neither this file nor its rank files exist", what_);
   for (const fs::path& name : names) {
     files_.push_back(std::make_unique<Safetensors>(name));
     add(*files_.back(), name.string());
@@ -115,7 +115,7 @@ void SavedTensors::add(const Safetensors& file, const std::string& what) {
     SavedPart slice = found != slices.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
     slice.count = std::ssize(t.bytes) / element_size(t.dtype);
     if (const int64_t stored = slice.shard.slice_unit(slice.whole).numel(); slice.count > stored - slice.begin)
-      bad_input("{}: tensor '{}' has {} elements from {} on; its slice ends at {}", what, t.name, slice.count,
+      bad_input("{}: tensor '{}' has {} elements starting at {}, but its slice ends at {}", what, t.name, slice.count,
                 slice.begin, stored);
     const std::vector<int64_t> shape(slice.whole.begin(), slice.whole.end());
     Whole& full = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
@@ -176,7 +176,7 @@ FullTensors SavedTensors::tensors() const {
     const Whole& full = at(name);
     if (full.dtype != dtype || full.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(
-          fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, to_string(dtype), shape.str()));
+          fmt::format("the checkpoint's '{}' does not match: expected {} {}", name, to_string(dtype), shape.str()));
     return reader(name);
   };
 }
@@ -212,7 +212,7 @@ std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
-    throw FieldError("dp_mode", "ps-async servers save full tensors; expected another mode");
+    throw FieldError("dp_mode", "ps-async servers save full tensors; expected a different mode");
   const Schedule schedule = make_schedule(plan);
   const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
   ModelConfig config = model_config(job, job.model.vocab);

@@ -70,11 +70,11 @@ void replace(Linear& linear, const Int4Matrix& matrix) {
 
 void check(LanguageModel& model, const Rows* rows, const QuantizeOptions& o) {
   if (model.config.lora.rank > 0) throw Error("[quantize] expected a model without adapters");
-  if (!rows && o.method == Rounding::gptq) throw Error("[quantize] expected calibration data, got none");
+  if (!rows && o.method == Rounding::gptq) throw Error("[quantize] calibration data is missing");
   if (rows && rows->has_starts()) throw Error("[quantize] expected plain text, got rows with document starts");
   if (rows && rows->context() > model.config.context)
-    throw Error("[quantize] rows have " + std::to_string(rows->context()) + " tokens; the model's context is " +
-                std::to_string(model.config.context));
+    throw Error("[quantize] calibration windows have " + std::to_string(rows->context()) +
+                " tokens; expected at most the model's context length, " + std::to_string(model.config.context));
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (Linear* l : model.layer(i).all<Linear>())
       if (o.group != -1 && (o.group < 1 || l->weight.dim(1) % o.group != 0))

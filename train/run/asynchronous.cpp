@@ -50,8 +50,8 @@ class AsynchronousTrainer final : public RunTrainer {
     if (server.holds(axis.rank())) {
       if (!SavedTensors::are_in(from->path, kPulled))
         bad_usage(
-            "`replay`: in {} worker {} has pulled parameters that are not in {}; expected the record that was replayed "
-            "when the checkpoint was saved",
+            "`replay`: in {}, worker {} has pulled parameters that are not in {}; expected the record that was "
+            "replayed when the checkpoint was saved",
             config_.plan.replay, axis.rank(), from->path.string());
       trainer_.read_pulled(SavedTensors(from->path, kPulled).tensors());
     }
@@ -76,7 +76,8 @@ class AsynchronousTrainer final : public RunTrainer {
   std::string finish() override {
     const AsyncSummary summary = trainer_.server().finish();
     return fmt::format(
-        "{} updates; at most {} steps between the fastest and the slowest worker, gradients at most {} updates old",
+        "{} updates; at most {} steps between the fastest and the slowest worker, gradient staleness at most {} "
+        "updates",
         summary.applied, summary.max_ahead, summary.max_behind);
   }
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop) override {

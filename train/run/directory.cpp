@@ -93,18 +93,18 @@ void check_numbers(const Checkpoint& checkpoint) {
     for (const auto& file : saved.files())
       for (const TensorBytes& t : file->tensors())
         if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite numbers", file->what(), t.name, at);
+          bad_input("{}: tensor '{}' has inf or nan at element {}; expected finite values", file->what(), t.name, at);
   }
 }
 
 RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (r.resume && !is_run) bad_input("`resume`: {} is not a run directory (no config.toml)", path_.string());
+    if (r.resume && !is_run) bad_input("`resume`: {} is not a run directory: config.toml is missing", path_.string());
     if (!r.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("`out`: {} {}", path_.string(),
-                is_run ? "already holds a run; resume it with train `resume` or choose another name"
-                       : "exists and is not an empty directory; expected a new name");
+                is_run ? "already contains a run; resume it with train `resume` or choose a different directory"
+                       : "exists and is not an empty directory; expected a new directory");
   };
   check_content();
   make_directories(path_);
@@ -146,7 +146,7 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint) bad_input("{}: no usable checkpoint: {}", path_.string(), passed_over.front());
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
-    bad_usage("`resume`: {} has no optimizer state; expected `init` {} and a new `out`", what, path_.string());
+    bad_usage("`resume`: {} has no optimizer state; use `init` {} and a new `out`", what, path_.string());
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
     bad_usage("`resume`: {}: {}", what, fmt::join(found, "; "));
   const Json about = parse_json(checkpoint->about, what);
@@ -165,7 +165,7 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
   if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
     bad_usage(
-        "`resume`: {} was saved inside a replay, with workers at different steps; expected `dp_mode` ps-async with {} "
+        "`resume`: {} was saved during a replay, with workers at different steps; expected `dp_mode` ps-async with {} "
         "ranks and {} servers",
         checkpoint.string(), order.workers, order.servers.size());
   return order;
@@ -184,7 +184,7 @@ std::vector<std::string> differences(const std::string& about, const std::string
     if (const Json before = saved.value(key, Json()), value = current.value(key, Json());
         before != value &&
         !(before.is_null() && (key == "validation" || key == "vocabulary")))  // absent from old checkpoints
-      out.push_back(fmt::format("{} is {} and was {}", key, value_text(value), value_text(before)));
+      out.push_back(fmt::format("{} is {}, but the checkpoint has {}", key, value_text(value), value_text(before)));
   return out;
 }
 
@@ -210,13 +210,14 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
   if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
   const int cause = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
   if (is_unknown_operation(cause)) {
-    note_ = fmt::format("{} cannot be locked ({}): do not start another run there; this run stops when it detects one",
-                        run.string(), std::strerror(cause));
+    note_ = fmt::format(
+        "{} cannot be locked ({}): do not start another run in this directory; this run stops if it detects one",
+        run.string(), std::strerror(cause));
   } else if (cause != 0) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
-    bad_usage("`out`: {} is being written by another run, {}; expected another directory", run.string(),
+    bad_usage("`out`: {} is being written by another run, {}; expected a different directory", run.string(),
               owner.empty() ? "which has just started" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();

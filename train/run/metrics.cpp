@@ -37,7 +37,7 @@ MetricRecords records_until(std::string_view file, int64_t step, const std::stri
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
       if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;
-      bad_input("{}: expected records with a step, got {}", what, line);
+      bad_input("{}: expected a record with a step, got {}", what, line);
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");
@@ -104,7 +104,7 @@ void Metrics::write(const std::string& json_line) {
   if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF || std::fflush(file_) != 0)
     throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
   if (!is_at(path_, ::fileno(file_)))
-    throw OutputError(path_.string() + ": it was removed, moved or replaced while the run wrote to it");
+    throw OutputError(path_.string() + ": the file was removed, moved or replaced while the run was writing to it");
 }
 
 std::optional<Validation> compute_validation(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {

@@ -48,7 +48,7 @@ void Run::begin() {
                    .passed_over = passed_over_});
   if (!trainer_->synchronous() && !config_.run.no_eval)
     observer_.message(
-        "the run is validated only at its end, because workers and servers have no common step, except to save");
+        "the run is validated only at the end, because workers and servers have no common step, except when saving");
 }
 
 RunTrainer::Hooks Run::hooks() {
@@ -93,7 +93,7 @@ void Run::begin_dump() {
   if (step > trainer_->steps_done())
     trainer_->synchronous()->dump(step, files_.directory.path());
   else if (is_first() && step > 0)
-    observer_.message(fmt::format("step {} was completed before; its dump is not written again (`dump`)", step));
+    observer_.message(fmt::format("step {} was already completed; its dump is not written again (`dump`)", step));
 }
 
 RunResult Run::result(bool stopped, bool in_validation) const {

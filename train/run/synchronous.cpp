@@ -28,7 +28,7 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
   const int wanted = strategy.layout().local_updates ? strategy.copies() : 0;
   if (saved == wanted) return;
   bad_usage("`resume`: {} is a checkpoint of {}; expected {}", what,
-            saved == 0 ? "synchronous data ranks" : fmt::format("{} independent DiLoCo replicas", saved),
+            saved == 0 ? "synchronous data parallelism" : fmt::format("{} independent DiLoCo replicas", saved),
             saved == 0 ? "`dp_mode` ddp" : fmt::format("`dp_mode` diloco `dp` {}", saved));
 }
 

@@ -215,10 +215,12 @@ std::vector<InjectedFault> defects_of_calls() {
 
 std::vector<InjectedFault> defects_of_groups() {
   return {
-      {"unsummed-group", "shards are not reduced over the sharding groups: each group trains on its own sequences",
+      {"unsummed-group",
+       "gradient shards are not reduced across sharding groups: each group trains on its own sequences",
        "group-not-summed", kEverywhere, kGroups,
        injects([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
-      {"wrong-group", "shards are reduced over the ranks of their sharding group instead of over their replicas",
+      {"wrong-group",
+       "gradient shards are reduced over the ranks of their sharding group instead of over their replicas",
        "wrong-group", kEverywhere, kGroups,
        [](VerifyHooks& h, const Job& j) {
          around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before

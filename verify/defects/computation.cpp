@@ -216,7 +216,8 @@ std::vector<InjectedFault> defects_of_computation() {
       {"wrong-positions", "each context rank numbers the rotary positions of its tokens from 0", "context-positions",
        kInLastBlock, wants(kContextRanks, kNarrowBound, kLlama),
        in_model([](Trainer& t) { last_layer(t).map_step_info(without_positions); })},
-      {"wrong-documents", "a layer's attention uses the documents of another sequence", "document-mask", kInLastBlock,
+      {"wrong-documents", "a layer's attention uses the documents of a different sequence", "document-mask",
+       kInLastBlock,
        wants(Requirement{"document_mask", "true", [](const Job& j) { return j.optim.document_mask; }},
              Requirement{"dtype", "fp32",
                          [](const Job& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
@@ -234,7 +235,7 @@ std::vector<InjectedFault> defects_of_computation() {
                            swap_counts};
        })},
       {"experts-summed-over-all",
-       "expert gradients are reduced over all data ranks, including ranks with other experts", "wrong-expert-sum",
+       "expert gradients are reduced over all data ranks, including ranks with different experts", "wrong-expert-sum",
        kEverywhere, kExpertRanks, [](VerifyHooks& h, const Job&) { then(h.summed, sum_over_all); }},
       {"missing-gather",
        "updated shards are not gathered: each rank continues with old values of the other ranks' shards",

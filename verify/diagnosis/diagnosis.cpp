@@ -296,7 +296,7 @@ std::string given_text(const Observations& o) {
   if (o.given.empty()) return "";
   std::set<int> ranks;
   for (const GivenDifference& g : o.given) ranks.insert(g.rank);
-  return fmt::format("rank{} {} {} given other tokens than the plan's (step {}: first in place of sequence {})",
+  return fmt::format("rank{} {} {} given tokens that differ from the plan's (step {}: first in place of sequence {})",
                      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), ranks.size() == 1 ? "is" : "are",
                      o.given[0].step, o.given[0].sequence);
 }
@@ -355,9 +355,9 @@ struct Rule {
 };
 // Ordered: symptoms of earlier rules include those of later ones.
 constexpr auto kRules = std::to_array<Rule>({
-    {"lost-call", "a rank did not take part in a collective, or a message was lost", kAnyBytes,
+    {"lost-call", "a rank did not participate in a collective, or a message was lost", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && s.seen.out_of_step; }, "{stopped}"},
-    {"failed-rank", "a rank ended with its own error", kAnyBytes,
+    {"failed-rank", "a rank failed with an error", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && !s.seen.out_of_step; }, "{stopped}"},
     {"norm", "the gradient norm omits the shards of some ranks", kAnyBytes, norm,
      "step {step}: all gradients are right, {numbers}{and_bytes}"},
@@ -365,10 +365,10 @@ constexpr auto kRules = std::to_array<Rule>({
      "the same number of calls and about half the bytes: {bytes}; gradients differ at most in the third digit"},
     {"tied-copies", "the two replicas of the tied weight do not reduce their gradients", fewer("tied"),
      [](auto&) { return true; }, "{bytes}; {gradients}"},
-    {"group-not-summed", "shards are reduced within sharding groups, but not over the groups",
+    {"group-not-summed", "gradient shards are reduced within each sharding group, but not across groups",
      fewer("dp.replicate", kSums), [](auto& s) { return s.sent->bytes == 0 && !s.gradients.empty(); },
      "{bytes}; {gradients}"},
-    {"wrong-group", "shards are reduced over ranks that do not have the same shard", kAnyBytes, wrong_group,
+    {"wrong-group", "gradient shards are reduced over ranks that have different shards", kAnyBytes, wrong_group,
      "step {step}: {gradients}, and after it groups have different values: {copies}"},
     {"outer-step", "ranks with local updates skip a synchronization", fewer("data", {"all_reduce"}),
      [](auto& s) { return s.right_but_parameters(); },
@@ -398,7 +398,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"needless-communication", "unnecessary communication", more(""), [](auto& s) { return s.right_numbers(); },
      "{bytes}; all computed values are right"},
     {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; everything before was right"},
-    {"wrong-targets", "the last stage uses the targets of other sequences", kAnyBytes, wrong_targets,
+    {"wrong-targets", "the last stage uses the targets of different sequences", kAnyBytes, wrong_targets,
      "{given}, all of them of the last pipeline stage; {numbers}"},
     {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return integer_shares(s, false); },
      "{shares}"},
@@ -418,18 +418,18 @@ constexpr auto kRules = std::to_array<Rule>({
      [](auto& s) { return right(s, Without::documents); }, kProbed},
     {"context-positions", "attention over context ranks has wrong positions or a wrong mask", kAnyBytes,
      [](auto& s) { return right(s, Without::context_axis); }, kProbed},
-    {"wrong-message", "a pipeline stage computes with the activations of another micro-batch", kAnyBytes,
+    {"wrong-message", "a pipeline stage computes with the activations of a different micro-batch", kAnyBytes,
      [](auto& s) { return right(s, Without::pipeline); }, kProbed},
     {"wrong-expert", "tokens are processed by experts that the router did not choose", kAnyBytes, wrong_expert,
      "step {step}: {numbers}, {gradients}{blocks}; the layers have {experts} experts, and every rank had the plan's "
      "tokens"},
     {"misplaced-gather", "gathered shards are swapped", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && s.seen.permuted; },
-     "{updated}: all values are present, but in other places"},
+     "{updated}: all values are present, but at different positions"},
     {"update-skipped", "the update is not applied", kAnyBytes, [](auto& s) { return unchanged(s) && skipped(s); },
      kOld},
     {"stale-part", kStale, kAnyBytes, [](auto& s) { return unchanged(s) && !skipped(s); }, kOld},
-    {"clipping", "gradients are not clipped, or are clipped by a wrong norm", kAnyBytes,
+    {"clipping", "gradients are not clipped, or are clipped with a wrong norm", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && !s.seen.permuted && !unchanged(s) && moment_factor(s) != 0; },
      "{updated}; the optimizer's first moments are too large by a factor of {moment:.4g}"},
     {"schedule", "the pipeline executes a schedule other than the plan's", kAnyBytes,

@@ -21,13 +21,13 @@ const FIELDS = [
   { key: "ep", group: "Plan", label: "Experts (ep): group size", kind: "slider", value: 1, stops: (s) => divisors(s.ranks, 64) },
   { key: "sequences", group: "Plan", label: "Sequences per micro-batch", kind: "slider", value: 1, stops: () => powers(64) },
   { key: "schedule", group: "Plan", label: "Pipeline schedule", kind: "list", value: "1f1b" },
-  { key: "chunks", group: "Plan", label: "Stages per pipeline rank", kind: "slider", value: 1, stops: () => [1, 2, 3, 4, 5, 6, 8] },
+  { key: "chunks", group: "Plan", label: "Virtual stages per pipeline rank", kind: "slider", value: 1, stops: () => [1, 2, 3, 4, 5, 6, 8] },
   { key: "zero", group: "Plan", label: "ZeRO: sharded over data ranks", kind: "list", value: "1" },
   { key: "recompute", group: "Plan", label: "Recomputation (activation checkpointing)", kind: "list", value: "none" },
   { key: "sp", group: "Plan", label: "Sequence parallelism (sp)", kind: "tick", value: false },
 ];
 const FIELD = Object.fromEntries(FIELDS.map((f) => [f.key, f]));
-const ZERO = { 0: "nothing", 1: "optimizer state (ZeRO-1)", 2: "and gradients (ZeRO-2)", 3: "and parameters (ZeRO-3)" };
+const ZERO = { 0: "nothing", 1: "optimizer state (ZeRO-1)", 2: "optimizer state, gradients (ZeRO-2)", 3: "optimizer state, gradients, parameters (ZeRO-3)" };
 const CHUNKS = { interleaved: 2, "zb-v": 2, "v-half": 2, "v-min": 2 };  // minimum of a schedule
 const state = Object.fromEntries(FIELDS.filter((f) => "value" in f).map((f) => [f.key, f.value]));
 let choices = {};
@@ -68,7 +68,7 @@ function makeControls(changed) {
     const set = node("fieldset", {}, node("legend", { textContent: group }));
     set.append(...FIELDS.filter((f) => f.group === group).map(makeField));
     if (group === "Model") {
-      const sizes = node("details", { id: "sizes" }, node("summary", { textContent: "Sizes of the model" }));
+      const sizes = node("details", { id: "sizes" }, node("summary", { textContent: "Model sizes" }));
       sizes.append(...FIELDS.filter((f) => f.group === "Sizes").map(makeField));
       set.append(sizes);
     }
@@ -131,7 +131,7 @@ function findError() {
   }
   if (!Number.isInteger(microbatches()) || batch < 1)
     return { field: batch % dataRanks() ? "batch" : "sequences",
-      error: `A batch of ${batch} is not divisible by ${dataRanks()} data ranks x micro-batches of ${sequences}.` };
+      error: `A batch of ${batch} is not divisible by ${dataRanks()} data ranks x ${sequences} sequences per micro-batch.` };
   return null;
 }
 
@@ -292,7 +292,7 @@ const predict = asker("/predict", 60, showPrediction), search = asker("/search",
 function changed(control) {
   showState(control);
   const wrong = findError();
-  byId("derived").textContent = wrong ? "" : `This gives ${dataRanks()} data rank${dataRanks() > 1 ? "s" : ""} (dp), each with ` +
+  byId("derived").textContent = wrong ? "" : `The plan has ${dataRanks()} data rank${dataRanks() > 1 ? "s" : ""} (dp), each with ` +
     `${microbatches()} micro-batch${microbatches() > 1 ? "es" : ""} per step.`;
   history.replaceState(null, "", linkOfState());
   markShown();

@@ -124,8 +124,8 @@ int64_t MpiTransport::direct(const Call& call) {
 
 int64_t MpiTransport::native(const Call& call) {
   if (call.gpu)
-    throw Error("[comm] MPI's own collectives support only arrays in host memory, got " + describe(call) +
-                "; expected the algorithm direct, ring, tree or root");
+    throw Error("[comm] MPI's native collectives support only arrays in host memory, got " + describe(call) +
+                "; expected direct, ring, tree or root");
   if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);
@@ -260,7 +260,7 @@ void Collective::run() const {
 
 void mpi_collective(MPI_Comm comm, const Call& call) {
   if (call.count > INT_MAX)
-    throw Error("[mpi] " + describe(call) + ": MPI's own collectives support at most " + std::to_string(INT_MAX) +
+    throw Error("[mpi] " + describe(call) + ": MPI's native collectives support at most " + std::to_string(INT_MAX) +
                 " elements; use another algorithm");
   Collective(comm, call).run();
 }
@@ -387,7 +387,7 @@ void MpiWatch::check_signal() {
   terminated = 0;
   signal_since_ = {};
   if (options_.several_hosts && before.sa_handler == SIG_DFL)
-    fail(kUnknown, "the launcher ends the job (SIGTERM); a rank of another host may have died", true);
+    fail(kUnknown, "the launcher is terminating the job (SIGTERM); a rank on another host may have died", true);
   else
     terminate_as_before();
 }

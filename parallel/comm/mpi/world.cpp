@@ -93,8 +93,8 @@ std::unique_ptr<MessageDirectory> place_messages() {
   for (const char* name : names) ::setenv(name, (directory->is_held() ? directory->path() : where).c_str(), 0);
   if (is_short && number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
     std::fprintf(stderr,
-                 "tessera: /dev/shm has %lld bytes left, and Open MPI needs %lld of them for messages: they use "
-                 "files in %s, which may be slower; Docker's options shm-size and ipc provide more\n",
+                 "tessera: /dev/shm has %lld bytes left, but Open MPI needs %lld for messages: using files in %s, "
+                 "which may be slower; Docker's options shm-size and ipc provide more\n",
                  static_cast<long long>(memory.available), static_cast<long long>(needed),
                  one_line(where.string()).c_str());
   return directory;
@@ -130,8 +130,8 @@ void require_descriptors() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kMinDescriptors) return;
   const rlim_t found = std::exchange(limit.rlim_cur, std::min(kMinDescriptors, limit.rlim_max));
   if (limit.rlim_cur < kMinDescriptors || ::setrlimit(RLIMIT_NOFILE, &limit) != 0)
-    throw Error("[mpi] MPI needs at least " + std::to_string(kMinDescriptors) +
-                " file descriptors, and `ulimit -n` is " + std::to_string(found));
+    throw Error("[mpi] MPI requires at least " + std::to_string(kMinDescriptors) +
+                " file descriptors, but `ulimit -n` is " + std::to_string(found));
 }
 
 // When one rank has exited, the launcher ends all ranks by SIGTERM. During MPI_Init only a signal handler can report
@@ -141,7 +141,7 @@ class TerminationDuringInit : NotCopied {
   TerminationDuringInit() {
     const std::string line =
         "tessera: [rank " + std::to_string(number_in("OMPI_COMM_WORLD_RANK")) +
-        "] MPI_Init: the launcher ends the job (SIGTERM); a rank may have ended before all began\n";
+        "] MPI_Init: the launcher is terminating the job (SIGTERM); a rank may have exited before all ranks started\n";
     length_ = line.copy(text_.data(), text_.size());
     struct sigaction action {};
     action.sa_handler = [](int number) {
@@ -356,8 +356,8 @@ void MpiWorld::connect_host() {
 
 void MpiWorld::report_messages(const std::string& why) {
   if (!why.empty() && local_world_size_ > 1)
-    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange messages, which is slower\n", rank_,
-                 why.c_str());
+    std::fprintf(stderr, "tessera: [rank %d] %s; ranks on this host exchange messages instead, which is slower\n",
+                 rank_, why.c_str());
 }
 
 // In-place exchange requires that all ranks of this host can map each other's memory, tested on regions that contain
@@ -390,8 +390,9 @@ void MpiWorld::map_peers() {
   if (good != 0)
     peers_ = std::make_unique<PeerMemory>();
   else if (!why.empty())
-    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in chunks, which is slower\n", rank_,
-                 why.c_str());
+    std::fprintf(stderr,
+                 "tessera: [rank %d] %s; ranks on this host exchange arrays in chunks instead, which is slower\n",
+                 rank_, why.c_str());
 }
 
 MpiGroup& MpiWorld::add(MPI_Comm comm) {
@@ -551,8 +552,8 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,
-          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) +
-                       " ranks; expected the same number, got " + std::to_string(o.ranks)),
+          shown(o, "`ranks`: expected the size of the MPI job, " + std::to_string(world->size()) + ", got " +
+                       std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
   run(o, body, world);

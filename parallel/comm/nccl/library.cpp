@@ -178,7 +178,7 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
   if (cuda::expected(cudaGetDeviceCount(&devices)) != cudaSuccess) devices = 0;
   if (devices < devices_needed)
     throw Error("`backend` nccl: every rank needs a separate GPU; expected " + std::to_string(devices_needed) +
-                " on this machine, got " + std::to_string(devices));
+                " GPUs on this machine, got " + std::to_string(devices));
   return std::make_unique<RealNccl>(std::make_shared<NcclStream>(device));
 }
 

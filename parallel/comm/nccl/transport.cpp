@@ -140,7 +140,7 @@ std::shared_ptr<CommWorker> NcclTransport::background() { return family_->worker
 
 // Returns an event that follows the collective on NCCL's stream.
 std::shared_ptr<void> NcclTransport::begin(const Call& call) {
-  if (family_->is_broken()) throw CommError(describe(call) + ": NCCL has failed before");
+  if (family_->is_broken()) throw CommError(describe(call) + ": NCCL failed in an earlier call");
   if (!logs_.empty()) logs_[static_cast<size_t>(rank())]->add(call);
   try {
     compare(call);

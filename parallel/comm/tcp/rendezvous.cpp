@@ -349,8 +349,8 @@ class Joiner {
       first = connected(*addresses, Deadline(std::min(kLookupInterval, m_.timeout_s)), why);
     } while (!first && !deadline_.is_over());
     if (!first)
-      throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0 there", m_.address,
-                                  seconds_text(m_.timeout_s), why));
+      throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0 at this address",
+                                  m_.address, seconds_text(m_.timeout_s), why));
     Endpoint own = own_end(first.get());
     own.set_port(0);
     listener = listening_on(own.get(), own.size, own.address.ss_family);
@@ -446,12 +446,13 @@ RendezvousResult met_by(const RendezvousOptions& m) {
 std::string refusal(const Hello& hello, const std::vector<bool>& there) {
   const auto ranks = there.size();
   if (hello.ranks != ranks)
-    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` on all", hello.rank,
-                       hello.ranks, ranks);
+    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` on all ranks",
+                       hello.rank, hello.ranks, ranks);
   if (hello.rank >= ranks)
-    return fmt::format("{} is not a rank among {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
-  return there[hello.rank] ? fmt::format("{} connected twice to the rendezvous; expected each rank once", hello.rank)
-                           : "";
+    return fmt::format("rank {} is out of range for {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
+  return there[hello.rank]
+             ? fmt::format("rank {} connected to the rendezvous twice; expected each rank once", hello.rank)
+             : "";
 }
 
 RendezvousResult meet(const RendezvousOptions& options) {

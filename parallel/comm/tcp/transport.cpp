@@ -75,7 +75,7 @@ void TcpWorld::read_from(int peer) {
     try {
       if (!receive_all(fd, bytes, static_cast<size_t>(head.bytes))) break;
     } catch (const std::exception&) {
-      return lost("a message of " + std::to_string(head.bytes) + " bytes does not fit into memory");
+      return lost("a message of " + std::to_string(head.bytes) + " bytes does not fit in memory");
     }
     if (head.kind == MessageHead::Kind::failure)
       return lost(one_line({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));

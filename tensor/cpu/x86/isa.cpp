@@ -1,3 +1,4 @@
+// Instruction sets supported by the CPU and the system, limited by TESSERA_MAX_CPU_ISA.
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>

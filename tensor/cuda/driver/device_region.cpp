@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMappedAtOnce = int64_t{64} << 20;
 
 constexpr const char* kNeeded =
-    "; GPU memory needs the driver's virtual memory management, which this driver or container does not support";
+    "; GPU memory allocation requires CUDA virtual memory management, which this driver or container does not support";
 
 // Looked up by name, so that the program starts on machines without a driver.
 template <class F>
@@ -78,8 +78,8 @@ class DeviceRegion final : public Region {
     if (result == CUDA_SUCCESS) return;
     const char* cause = nullptr;
     explain_(result, &cause);
-    const std::string message = fmt::format("[arena] CUDA: cannot {} {} bytes next to the {} in use: {}", what, bytes,
-                                            mapped_, cause ? cause : "unknown");
+    const std::string message = fmt::format("[arena] CUDA: cannot {} {} bytes in addition to the {} in use: {}", what,
+                                            bytes, mapped_, cause ? cause : "unknown");
     if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(message);
     throw Error(message + (is_proven_ ? "" : kNeeded), Status::communication);
   }

@@ -1,3 +1,4 @@
+// Argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/cpu/loops.h"
@@ -19,9 +20,9 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (q.ndim() != 4 || !(k.shape() == v.shape()) || k.ndim() != 4 || q.dim(0) != k.dim(0) || k.dim(2) < 1 ||
       q.dim(2) % k.dim(2) != 0 || q.dim(3) != k.dim(3))
     throw Error("[attention] q " + q.shape().str() + ", k " + k.shape().str() + ", v " + v.shape().str() +
-                "; expected (B, Tq, H, D), (B, Tk, K, D), (B, Tk, K, D) with a K that divides H");
+                "; expected (B, Tq, H, D), (B, Tk, K, D), (B, Tk, K, D), where K divides H");
   if (options.causal && q.dim(1) > k.dim(1))
-    throw Error("[attention] " + std::to_string(q.dim(1)) + " queries but only " + std::to_string(k.dim(1)) + " keys");
+    throw Error("[attention] " + std::to_string(q.dim(1)) + " queries, but only " + std::to_string(k.dim(1)) + " keys");
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype())
     throw Error("[attention] dtypes differ: q " + q.describe() + ", k " + k.describe() + ", v " + v.describe());
   for (const Tensor* t : {&q, &k, &v})
@@ -35,7 +36,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (p.options.first_query < 0) p.options.first_query = std::max<int64_t>(p.options.first_key + p.offset(), 0);
   const int64_t end = std::max(p.options.first_query + p.tq, p.options.first_key + p.tk);
   if (p.options.dropout > 0 && end > p.options.tokens_total)
-    throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
+    throw Error("[attention] the tile extends to token " + std::to_string(end - 1) + " of " +
                 std::to_string(p.options.tokens_total) + "; set tokens_total to the number of tokens");
   check_starts(p);
   return p;
@@ -118,7 +119,7 @@ void merge_attention(const AttentionResult& into, const AttentionResult& tile) {
       !runs_on(into.out) || !runs_on(tile.out) || !runs_on(into.lse) || !tile.lse.is_contiguous())
     throw Error("[merge_attention] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", tile " +
                 tile.out.describe() + " with lse " + tile.lse.describe() +
-                "; expected equal shapes, contiguous rows, one accumulation dtype and a contiguous lse of the tile");
+                "; expected equal shapes, contiguous rows, one accumulation dtype, and a contiguous lse in the tile");
   on_device(
       into.out.device(), [&] { cpu::merge_attention(into, tile); }, [&] { cuda::merge_attention(into, tile); });
 }

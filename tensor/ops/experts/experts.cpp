@@ -1,3 +1,4 @@
+// Mixture-of-experts ops: argument checks and CPU loops.
 #include "tensor/ops/experts/experts.h"
 
 #include "tensor/cpu/loops.h"
@@ -163,7 +164,7 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
       logits_any.dim(0) % o.sequences != 0)
     throw Error("[route] logits are " + logits_any.describe() + " for " + std::to_string(o.per_token) +
                 " experts per token and " + std::to_string(o.sequences) +
-                " sequences; expected (N, E), at most E per token, and sequences that divide N");
+                " sequences; expected (N, E), at most E experts per token, and a number of sequences that divides N");
   const Tensor logits = logits_any.contiguous();
   const Shape shape{logits.dim(0), o.per_token};
   Routed out{.chosen = logits.make(shape, DType::int32),
@@ -299,7 +300,7 @@ void multiply(const char* op, GemmKind which, const Tensor& left, const Tensor& 
   for (const GemmGroup& g : groups) {
     if (of_weights && !g.w.defined()) continue;
     if (g.w.shape() != Shape({out.dim(1), in.dim(1)}) || (!of_weights && g.w.dtype() != left.dtype()))
-      throw Error(std::string("[") + op + "] " + g.w.describe() + " does not fit rows " + in.describe() + " and " +
+      throw Error(std::string("[") + op + "] " + g.w.describe() + " does not match rows " + in.describe() + " and " +
                   out.describe());
   }
   on_device(
@@ -428,8 +429,8 @@ Tensor dispatch_rows_backward(const Tensor& drows, const Routed& routed) {
 
 Tensor combine_rows(const Tensor& rows, const Tensor& weights, const Routed& routed) {
   if (rows.dim(0) != routed.rows)
-    throw Error("[combine_rows] found " + rows.describe() + "; expected the " + std::to_string(routed.rows) +
-                " rows that were dealt out");
+    throw Error("[combine_rows] got " + rows.describe() + "; expected the " + std::to_string(routed.rows) +
+                " rows that route() dispatched");
   return combined(rows, weights.contiguous(), routed.place);
 }
 

@@ -1,3 +1,4 @@
+// Argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
 #include "tensor/cpu/loops.h"
@@ -29,7 +30,7 @@ void matmul_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const 
     return;
   }
   if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
-    throw Error("[matmul] dtype is " + std::string(to_string(a_any.dtype())) + "; expected a floating dtype");
+    throw Error("[matmul] dtype is " + std::string(to_string(a_any.dtype())) + "; expected a floating-point dtype");
   const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
   if (cpu::few_rows_supports(a, b)) return cpu::few_rows_matmul(out, a, b, bias);
   if (cpu::amx_supports(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
@@ -126,7 +127,7 @@ void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, P
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
   if (w.ndim() != 2 || x.ndim() < 1 || x.dim(-1) != w.dim(1))
-    throw Error("[linear] x " + x.shape().str() + " does not fit weight " + w.shape().str() + "; x must end in " +
+    throw Error("[linear] x " + x.shape().str() + " does not match weight " + w.shape().str() + "; x must end in " +
                 (w.ndim() == 2 ? std::to_string(w.dim(1)) : "K"));
   const Tensor rows = x.contiguous().flat_rows();
   Tensor y = x.make({rows.dim(0), w.dim(0)});

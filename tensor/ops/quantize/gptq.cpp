@@ -1,3 +1,4 @@
+// GPTQ and round-to-nearest.
 #include "tensor/ops/quantize/gptq.h"
 
 #include "base/error.h"
@@ -20,7 +21,7 @@ std::vector<double> to_doubles(const Tensor& weight, const char* op) {
   if (weight.ndim() != 2) throw Error(shape_text(weight, op) + "; expected (out, in)");
   const std::vector<float> values = weight.to_vector<float>();
   if (!std::ranges::all_of(values, [](float v) { return std::isfinite(v); }))
-    throw Error(shape_text(weight, op) + ": a number is not finite");
+    throw Error(shape_text(weight, op) + ": an element is not finite");
   return {values.begin(), values.end()};
 }
 
@@ -37,7 +38,7 @@ int quantized_code(double w, double scale) {
 
 void check_scales(const Int4Matrix& m, const Tensor& weight, const char* op) {
   for (const Half h : m.scales)
-    if (!std::isfinite(wide(h))) throw Error(shape_text(weight, op) + ": a scale is too large for a float16");
+    if (!std::isfinite(wide(h))) throw Error(shape_text(weight, op) + ": a scale exceeds the range of float16");
 }
 
 // U of H^-1 = U^T U, in place. H = R R^T with R upper triangular gives U = R^-1 without computing H^-1.
@@ -159,7 +160,8 @@ double output_error(const Tensor& weight, const Int4Matrix& rounded, const Input
   const std::vector<double> w = to_doubles(weight, "output_error");
   const int64_t rows = rounded.rows, n = rounded.columns;
   if (weight.shape() != Shape{rows, n} || inputs.columns() != n)
-    throw Error(shape_text(weight, "output_error") + "; expected the shape of its codes and inputs");
+    throw Error(shape_text(weight, "output_error") +
+                "; expected the shape of its codes, with as many columns as the inputs");
   std::vector<double> lost(static_cast<size_t>(rows)), full(lost);
   cpu::parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(n));

@@ -1,3 +1,4 @@
+// Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
 #include <cstring>
@@ -31,7 +32,7 @@ void Int4Matrix::decode(int64_t begin, std::span<float> out) const {
 std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
-                "; expected groups that divide a row, and an even total number of them");
+                "; expected a group size that divides the row, and an even number of groups in total");
   constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // of two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());

@@ -1,3 +1,4 @@
+// Quantization of frozen weights to 4 bits.
 #pragma once
 
 #include "tensor/tensor.h"

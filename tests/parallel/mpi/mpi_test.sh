@@ -39,7 +39,7 @@ if [[ $mode == nccl ]]; then
     fault "$ranks" throw nccl 3 'the cause$'
     fault "$ranks" kill nccl '137|3' "$all$gone"
     fault "$ranks" stop nccl 3 "${all}rank 1 did not arrive within 2 s; its last operation was all_reduce of 40 bytes \(float32, on a GPU\)$"
-    fault "$ranks" mismatch nccl 3 '.* asks for '
+    fault "$ranks" mismatch nccl 3 '.* calls '
   done
   exit $failed
 fi
@@ -55,9 +55,9 @@ fault 2 kill native '137|3' "$all$gone"
 fault 2 kill-computing direct '137|3' "while this rank computed: $gone"
 fault 2 exit direct '[0-9]+' "$all$gone"
 fault 3 loop direct 3 "${all}rank 1 did not arrive within 2 s"
-fault 2 mismatch direct 3 '.*(broadcast of 400 bytes \(float32, root 0\)|all_reduce of 400 bytes \(float32\)): rank [01] asks for '
-fault 2 mismatch native 3 '.* asks for '
-fault 2 leave direct 3 'world axis, (barrier: rank 0 asks for all_reduce|all_reduce of 400 bytes \(float32\): rank 1 asks for barrier)'
+fault 2 mismatch direct 3 '.*(broadcast of 400 bytes \(float32, root 0\)|all_reduce of 400 bytes \(float32\)): rank [01] calls '
+fault 2 mismatch native 3 '.* calls '
+fault 2 leave direct 3 'world axis, (barrier: rank 0 calls all_reduce|all_reduce of 400 bytes \(float32\): rank 1 calls barrier)'
 fault 2 lost end 3 'MPI_Finalize: the other ranks did not arrive within 3 s; one is stopped or has exited$'
 fault 2 message direct 3 'world axis, recv of 32 bytes: rank 1 sent 28$'
 exit $failed

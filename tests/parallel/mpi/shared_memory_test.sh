@@ -8,7 +8,7 @@ program=$1
 source "${BASH_SOURCE[0]%/*}/expect.sh"
 
 # Without shared memory ranks use messages; from the start, and in a second world.
-alone="^tessera: \[rank 0\] cannot create shared memory: .*this host's ranks exchange messages"
+alone="^tessera: \[rank 0\] cannot create shared memory: .*ranks on this host exchange messages"
 expect "3 ranks without shared memory" 60 0 "$alone" "${mpirun[@]}" -n 3 "$program" messages
 expect "a second world without shared memory" 60 0 "$alone" "${mpirun[@]}" -n 2 "$program" messages later
 

@@ -70,7 +70,7 @@ for schedule in 1f1b zb-h1; do
   echo "2 hosts: a $schedule pipeline matches thread ranks bitwise"
 done
 over_hosts 2 "$tessera" verify "${plan[@]}" --steps 5 >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
-grep -q 'of 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
+grep -q 'on 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
 echo "2 hosts: tessera verify passes for the pipeline"
 
 # The same without MPI: each rank is started separately, with a rendezvous on the first host.
@@ -100,6 +100,6 @@ fault() {  # fault RANKS_EACH SCENARIO LINE
 all='world axis, all_reduce of 400 bytes \(float32\): recv of [0-9]+ bytes: '
 fault 1 throw 'the cause$'
 fault 1 stop "${all}rank 1 sent nothing within 2 s$"
-fault 1 kill "(${all}|while this rank computed: )the launcher ends the job \(SIGTERM\); a rank of another host may have died$"
+fault 1 kill "(${all}|while this rank computed: )the launcher is terminating the job \(SIGTERM\); a rank on another host may have died$"
 fault 2 kill "${all}rank 1 has failed"
 exit $failed

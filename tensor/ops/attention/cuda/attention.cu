@@ -1,3 +1,4 @@
+// Attention on a GPU: kernel selection, the per-query statistics of the backward pass, and merging.
 #include <limits>
 
 #include "tensor/kernels.h"

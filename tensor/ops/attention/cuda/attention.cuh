@@ -1,3 +1,4 @@
+// Shared by all attention kernels.
 #pragma once
 #include <algorithm>
 #include <cstdint>

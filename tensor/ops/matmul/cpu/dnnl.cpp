@@ -1,3 +1,4 @@
+// oneDNN matmul.
 #include <dnnl.hpp>
 #include <unordered_map>
 
@@ -35,7 +36,7 @@ void limit_instructions() {
            dnnl::set_max_cpu_isa(kLimits[static_cast<size_t>(max_isa())]) == dnnl::status::success;
   }();
   if (!accepted)
-    throw Error("[matmul] TESSERA_MAX_CPU_ISA: oneDNN was used before Tessera and no longer accepts a limit");
+    throw Error("[matmul] TESSERA_MAX_CPU_ISA: oneDNN was initialized before Tessera and no longer accepts a limit");
 #endif
 }
 

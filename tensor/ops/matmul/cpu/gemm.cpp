@@ -1,4 +1,4 @@
-
+// Tessera's CPU GEMMs: register tiles, cache-blocked GEMM for any sizes and strides, and matmuls with few rows.
 #include "tensor/ops/matmul/cpu/gemm.h"
 
 #include "tensor/math.h"

@@ -1,3 +1,4 @@
+// The CPU's GEMMs, from which tensor/ops/matmul/matmul.cpp selects.
 #pragma once
 #include <cstdlib>
 

@@ -57,7 +57,7 @@ void require_locks(const fs::path& directory) {
   const int cause = ::flock(descriptor, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
   ::close(descriptor);
   if (is_unknown_operation(cause))
-    throw OutputError("[matmul] " + directory.string() + ": cannot lock a table of algorithms there: " +
+    throw OutputError("[matmul] " + directory.string() + ": cannot lock an algorithm table in this directory: " +
                       std::strerror(cause) + "; set TESSERA_CACHE to a directory on another file system");
 }
 
@@ -108,7 +108,8 @@ void AlgorithmTable::read() {
   std::string line;
   const auto refuse = [&](int64_t number) {
     throw InputError("[matmul] " + file_.string() + " line " + std::to_string(number) + ": '" + line +
-                     "'; expected a table of algorithms of " + device_ + "; without the file they are timed again");
+                     "'; expected an algorithm table for " + device_ +
+                     "; delete the file to time the algorithms again");
   };
   if (!std::getline(in, line) || line != std::string(kTitle) + device_) refuse(1);
   for (int64_t number = 2; std::getline(in, line); ++number) {

@@ -1,4 +1,4 @@
-
+// Conversion of row-major matmuls to column-major products.
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"
@@ -113,7 +113,7 @@ void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const 
   const Tensor addend = bias.defined() ? padded(bias.reshape({1, bias.numel()}), 1, n).reshape({n}) : Tensor{};
   if (!multiply_packed(wide, padded(a, m, k), padded(b, k, n), addend))
     throw Error(
-        "[matmul] the library has no algorithm for " + a.describe() + " x " + b.describe() + ", not even padded",
+        "[matmul] the library has no algorithm for " + a.describe() + " x " + b.describe() + ", even with padding",
         Status::communication);
   Tensor result = out;
   if (!fits) result.copy_from(wide.narrow(-2, 0, out.dim(-2)).narrow(-1, 0, out.dim(-1)));
@@ -131,7 +131,7 @@ bool run_if_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate
 
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   if (!is_floating(a.dtype()))
-    throw Error("[matmul] dtype is " + std::string(to_string(a.dtype())) + "; expected a floating dtype");
+    throw Error("[matmul] dtype is " + std::string(to_string(a.dtype())) + "; expected a floating-point dtype");
   if (bias.defined()) bias.check_dtype(out.dtype());
   if (out.numel() == 0) return;
   if (a.dim(-1) == 0) {

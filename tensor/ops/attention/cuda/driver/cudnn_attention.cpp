@@ -84,7 +84,7 @@ std::shared_ptr<Graph> make_graph(const FusedAttention& p, int capability = 0) {
 std::string refusal_in(frontend::error_t answer) {  // its member functions are not const
   if (!answer.is_bad()) return "";
   const std::string line = first_line(answer.get_message());
-  return line.empty() ? "no reason given" : line;
+  return line.empty() ? "no reason reported" : line;
 }
 
 // Runs cuDNN's support checks: returns the reason for a refusal, or "". Without a handle, for the GPU in the graph.
@@ -101,7 +101,7 @@ std::string refusal_or_build(Graph& graph, cudnnHandle_t library) {
   std::string why = refusal(graph, library);
   if (!why.empty()) return why;
   why = refusal_in(graph.build_plans());
-  return why.empty() ? "" : "the plan cannot be built: " + why;
+  return why.empty() ? "" : "the execution plan cannot be built: " + why;
 }
 
 void expect(cudnnStatus_t status, const char* what) {
@@ -154,9 +154,9 @@ class Cudnn {
         fmt::format("cuDNN {} does not support {} of (B, T, H, D) = ({}, {}, {}, {}){}{}: {}", cudnn_version(),
                     p.backward ? "the backward pass" : "attention", p.batch, p.queries, p.heads, p.d,
                     p.keys == p.queries ? "" : fmt::format(", {} keys", p.keys),
-                    p.key_heads == p.heads ? "" : fmt::format(" and {} heads of keys", p.key_heads), why);
+                    p.key_heads == p.heads ? "" : fmt::format(" and {} key-value heads", p.key_heads), why);
     if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
-      throw Error(fmt::format("[attention] {}; Tessera's kernels are not allowed in its place", message));
+      throw Error(fmt::format("[attention] {}; fallback to Tessera's kernels is disabled", message));
     arena.local<KernelLog>().refuse(message);
     return false;
   }
@@ -230,7 +230,7 @@ std::string cudnn_version() { return version_text(cudnnGetVersion()); }
 std::string cudnn_too_old(size_t version) {
   constexpr size_t kOldest = 91501;
   if (version >= kOldest) return "";
-  return fmt::format("{} is older than {}: it reads out of bounds if 128 does not divide the tokens",
+  return fmt::format("{} is older than {}: it reads out of bounds if the number of tokens is not a multiple of 128",
                      version_text(version), version_text(kOldest));
 }
 

@@ -1,3 +1,4 @@
+// cuBLASLt GEMMs: operation and layout descriptors, and algorithm selection.
 #include <cublasLt.h>
 #include <fmt/format.h>
 
@@ -62,7 +63,7 @@ BlasAlgorithm read_algorithm(const std::string& text) {
   for (uint64_t& word : a.words.data) in >> word;
   if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMaxWorkspace))
     throw InputError(
-        fmt::format("[matmul] '{}' is not an algorithm; without its file algorithms are timed again", text));
+        fmt::format("[matmul] '{}' is not an algorithm; delete its file to time the algorithms again", text));
   return a;
 }
 
@@ -270,7 +271,7 @@ class Blas {
   std::vector<BlasAlgorithm> proposals(const BlasPlan& plan, const GemmProblem& p) {
     std::vector<BlasAlgorithm> all = plan.proposals(library(), p);
     if (all.empty())
-      throw Error(fmt::format("[matmul] cuBLASLt has no algorithm for ({}, {}) x ({}, {}) of {}", p.n, p.k, p.k, p.m,
+      throw Error(fmt::format("[matmul] cuBLASLt has no algorithm for ({}, {}) x ({}, {}) in {}", p.n, p.k, p.k, p.m,
                               tessera::to_string(p.operands)));
     return all;
   }
@@ -286,7 +287,7 @@ class Blas {
     arena.local<Context>().synchronize();
     return read_algorithm(choices.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
-      if (!best) throw Error("[matmul] none of the algorithms that cuBLASLt proposes runs", Status::communication);
+      if (!best) throw Error("[matmul] none of the algorithms proposed by cuBLASLt runs", Status::communication);
       return written(best->algorithm);
     }));
   }
