@@ -1,4 +1,4 @@
-// The complete public API in one header. docs/library.md presents four example programs.
+// The complete public API in one header. docs/library.md presents five example programs.
 //
 //   #include <tessera/tessera.h>
 //

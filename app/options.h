@@ -169,15 +169,6 @@ Args all_values(const TrainOptions& options);
 std::string with_options(const std::string& message);
 // Rethrows the current error, with with_options() applied to all messages.
 [[noreturn]] void throw_with_options(const Error& error);
-// Returns f(); converts error messages by with_options().
-template <class F>
-auto in_options(const F& f) {
-  try {
-    return f();
-  } catch (const Error& e) {
-    throw_with_options(e);
-  }
-}
 // Rethrows the error, prefixed with the option if it concerns `path` and names no option.
 [[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
 // Returns f(); applies throw_of_option() to InputErrors.

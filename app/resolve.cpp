@@ -240,7 +240,7 @@ void check_plan(const TrainOptions& o, const TrainConfig& config) {
   found.check([&] { check_backend(config.plan, std::max(o.ranks.value_or(1), config.plan.ranks())); });
   found.check([&] { check_ranks(o, config.plan); });
   found.check([&] { check(config, o.trace); });
-  in_options([&] { of_option("schedule", schedule_name(config.plan), [&] { found.raise(); }); });
+  of_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
 }
 
 TrainConfig checked(const TrainOptions& options) {

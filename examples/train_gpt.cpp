@@ -20,11 +20,12 @@ namespace fs = std::filesystem;
 
 // 1. The configuration: model, optimization, plan, data and files. Nothing else decides what happens.
 TrainConfig make_config(const fs::path& folder, const Plan& plan) {
-  TrainConfig config{.model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 64, .context = 64},
-                     .optim = {.lr = 3e-3, .warmup = 10, .steps = 60, .batch = 8, .seed = 1},
-                     .plan = plan,
-                     .data = {.source = "tinyshakespeare"},
-                     .run = {.out = folder.string(), .save_every = 5, .eval_every = 20}};
+  TrainConfig config{
+      .model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 64, .context = 64, .tied = false},
+      .optim = {.lr = 3e-3, .warmup = 10, .steps = 60, .batch = 8, .seed = 1},
+      .plan = plan,
+      .data = {.source = "tinyshakespeare", .held = {.share = 0.01}},
+      .run = {.out = folder.string(), .save_every = 5, .eval_every = 20}};
   config.plan.threads_per_rank = 1;  // more threads may add in another order
   // A run directory is locked by its writer and never overwritten: an existing run must be continued explicitly.
   config.run.resume = fs::exists(folder / "config.toml");
@@ -37,7 +38,7 @@ TrainConfig make_config(const fs::path& folder, const Plan& plan) {
 class Observer final : public RunObserver {
  public:
   explicit Observer(int64_t last) : last_(last) {}
-  bool wants_stop() override { return step_ >= last_; }
+  bool wants_stop() override { return step_ + 1 >= last_; }  // sent with the next step
   void begin(const RunStart& start) override {
     std::printf("%.2fM parameters, %lld tokens per step, %lld steps done\n",
                 static_cast<double>(start.model.parameter_count()) / 1e6, static_cast<long long>(start.tokens_per_step),
@@ -84,7 +85,7 @@ double train(const fs::path& folder, const Plan& plan, int64_t last = std::numer
   return loss;
 }
 
-// 4. The same run twice: undisturbed, and stopped after 23 steps and continued under another layout.
+// 4. The same run twice: undisturbed; and stopped after 23 steps, then continued under another layout.
 bool demonstrate(const fs::path& folder) {
   const Plan ddp{.dp = 2}, pipeline{.pp = 2, .microbatches = 2};
   const double undisturbed = train(folder / "undisturbed", ddp);

@@ -1,5 +1,5 @@
-// The strategies of the data axis. A program trains with them through DataStep (parallel/data_step.h), which makes these
-// calls in each step:
+// The strategies of the data axis. A program trains with them through DataStep (parallel/data_step.h), which makes
+// these calls in each step:
 //
 //   begin_step
 //   for each micro-batch: begin_gradients, backward(), end_gradients

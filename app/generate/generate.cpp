@@ -359,7 +359,7 @@ Inference open_inference(const std::string& from, const Args& args) {
   constexpr int64_t kSequences = 4;  // sequences per rank and batch
   TrainConfig config = resolve(run);
   if (!run.gives("batch")) config.optim.batch = kSequences * config.plan.dp;
-  in_options([&] { check_sizes(config); });
+  check_sizes(config);
   check_plan(run, config);
   config.make = make_frozen;
   static_cast<TrainConfig&>(run) = std::move(config);
@@ -379,11 +379,10 @@ std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communica
 int run(const GenerateOptions& o) {
   const std::vector<std::string> texts = o.chat ? std::vector<std::string>() : read_prompts(o);
   const Inference model = open_inference(o.from, o.args);
-  const Conversation initial = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
+  const Conversation initial(o, *model.tokenizer, model.from);
   Prompts prompts{texts, {}, !initial.has_template()};
   for (const std::string& prompt : texts)
-    prompts.asked.push_back(initial.has_template() ? in_options([&] { return initial.asked(prompt); })
-                                                   : Asked{read_tokens(prompt, model, o)});
+    prompts.asked.push_back(initial.has_template() ? initial.asked(prompt) : Asked{read_tokens(prompt, model, o)});
   for (size_t p = 0; p < texts.size(); ++p)
     report_unread(texts.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
                   model.run.model.context);
@@ -398,7 +397,7 @@ int run(const GenerateOptions& o) {
     for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
       const std::optional<std::string> line = next_line(world);
       if (!line) return;
-      const Asked asked = in_options([&] { return conversation.asked(*line); });
+      const Asked asked = conversation.asked(*line);
       if (world.rank() == 0) report_unread("the conversation", asked, model.run.model.context);
       conversation.add(*line, write_texts(model, o, *shard, {{*line}, {asked}, false}, seed));
     }

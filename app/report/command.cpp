@@ -26,11 +26,9 @@ Job checked_job(const TrainOptions& o) {
         "--dp-mode: expected synchronous data parallelism, got ps-async, whose steps are known only from a run");
   Job job = resolve(o);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(o.preset);
-  in_options([&] {
-    check_sizes(job);
-    check(job.plan);
-    check_layout(job.plan, job.model, job.optim.batch);
-  });
+  check_sizes(job);
+  check(job.plan);
+  check_layout(job.plan, job.model, job.optim.batch);
   if (job.plan.ranks() > kMaxPlanned)
     bad_usage("--ranks: expected at most {} in a figure, got {}", kMaxPlanned, job.plan.ranks());
   return job;

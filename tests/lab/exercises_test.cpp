@@ -148,7 +148,8 @@ TEST(Lab, GradesCopiedCodeWithNote) {
     EXPECT_TRUE(verdict.solved) << verdict.text;
     ASSERT_EQ(verdict.notes.size(), notes) << verdict.text;
     EXPECT_EQ(verdict.score.at(0), (std::pair<std::string, double>("bytes_of_text", without_blanks(text).size())));
-    const std::string note = "contains code that is identical to Tessera's up to comments and whitespace: one_f_one_b()";
+    const std::string note =
+        "contains code that is identical to Tessera's up to comments and whitespace: one_f_one_b()";
     EXPECT_EQ(has(verdict.text, "  note   your file " + note + "\n"), notes == 1);
     EXPECT_EQ(has(json(e, verdict), R"("notes":[")" + note + R"("]})"), notes == 1) << json(e, verdict);
   }

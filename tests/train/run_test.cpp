@@ -20,8 +20,8 @@ namespace fs = std::filesystem;
 class Wishes final : public RunObserver {
  public:
   explicit Wishes(int64_t last) : last_(last) {}
-  bool wants_stop() override { return step_ >= last_; }
-  bool wants_save() override { return step_ > 0 && !std::exchange(asked_, true); }
+  bool wants_stop() override { return step_ + 1 >= last_; }  // sent with the next step
+  bool wants_save() override { return step_ == 1 && !std::exchange(asked_, true); }
   void step(const StepReport& report, const std::string&) override { step_ = report.step; }
   void saved(int64_t step) override { saved_ = step; }
   int64_t saved_step() const { return saved_; }
@@ -36,7 +36,7 @@ class RunTest : public testing::Test {
   fs::path path(const std::string& name) const { return folder_.path() / name; }
 
   TrainConfig config(const std::string& name, const Plan& plan) const {
-    TrainConfig c{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
+    TrainConfig c{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32, .tied = false},
                   .optim = {.lr = 1e-2, .warmup = 2, .steps = 8, .batch = 8},
                   .plan = plan,
                   .run = {.out = path(name).string(), .resume = fs::exists(path(name)), .save_every = 4, .keep = 9}};
@@ -79,12 +79,12 @@ class RunTest : public testing::Test {
 
 TEST_F(RunTest, ResumesUnderAnotherLayout) {
   EXPECT_EQ(train("whole", {.dp = 2}).steps, 8);
-  EXPECT_EQ(saved_, 1);
+  EXPECT_EQ(saved_, 2);  // requested with the second step
   const RunResult stopped = train("resumed", {.dp = 2, .zero = ZeroStage::two}, 3);
   EXPECT_TRUE(stopped.stopped && !stopped.in_validation);
   EXPECT_EQ(stopped.steps, 3);
   EXPECT_FALSE(train("resumed", {.pp = 2, .microbatches = 2}).stopped);
-  EXPECT_EQ(parameters("resumed", 8), parameters("whole", 8));
+  EXPECT_TRUE(parameters("resumed", 8) == parameters("whole", 8));
   expect_records("resumed");
 }
 

@@ -24,8 +24,8 @@ for plan in '{"dp": 2}' '{"pp": 2, "microbatches": 2}' '{"dp": 2, "zero": 3}' '{
   kill -KILL "$child" 2>/dev/null || true
   wait "$child" 2>/dev/null || true
 done
-grep -q ' [1-9][0-9]* steps done' "$work/log" || fail "no start continued a run: $(cat "$work/log")"
 "$program" "$work/killed" '{"pp": 2, "dp": 2, "zero": 1}' >>"$work/log" 2>&1 || fail "$(cat "$work/log")"
+grep -q ' [1-9][0-9]* steps done' "$work/log" || fail "no start continued a run: $(cat "$work/log")"
 for file in model optimizer; do
   cmp "$work/undisturbed/checkpoints/step-60/$file.safetensors" "$work/killed/checkpoints/step-60/$file.safetensors" ||
     fail "$file: different bits"

@@ -51,8 +51,7 @@ class AsynchronousTrainer final : public RunTrainer {
       if (!SavedTensors::are_in(from->path, kPulled))
         bad_usage(
             "`replay`: in {}, worker {} has pulled parameters that are not in {}; expected the record that was "
-            "replayed "
-            "when the checkpoint was saved",
+            "replayed when the checkpoint was saved",
             config_.plan.replay, axis.rank(), from->path.string());
       trainer_.read_pulled(SavedTensors(from->path, kPulled).tensors());
     }
