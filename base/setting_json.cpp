@@ -25,7 +25,7 @@ struct JsonReader {
   }
   void operator()(int64_t* to) const {
     if (!from.is_number_integer()) refuse("a whole number");
-    if (setting.field.range.min >= 0 && !natural(from)) refuse("a whole number of at least 0");
+    if (setting.field.range.min >= 0 && !natural(from)) refuse("a non-negative integer");
     *to = from.get<int64_t>();
   }
   void operator()(double* to) const {
