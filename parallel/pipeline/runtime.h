@@ -5,7 +5,7 @@
 //
 //              F: forward                              B, or I: backward
 //   received [input leaf]--> stage --[output] sent      received [output's gradient]--> stage --[input's gradient] sent
-//                                                      W: weight gradients that I deferred
+//                                                      W: weight gradients deferred by I
 //
 // Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory per
 // micro-batch in flight: the tensors of the stage's graph; an output is freed once sent. Under every schedule, weights

@@ -64,7 +64,7 @@ void add_rank(Schedule& s, int rank) {
     legs.all_three(0);
     legs.all_three(1);
   }
-  // Cooldown: earlier ranks wait for I, so W runs last, but fills gaps.
+  // Cooldown: earlier ranks wait for I, so W runs last or in gaps.
   for (int i = 0; i < rank; ++i) {
     legs.input(0);
     legs.input(1);
