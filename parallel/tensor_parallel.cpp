@@ -14,7 +14,7 @@ namespace {
 
 bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded; }
 
-// Of activations between sharded layers.
+// For activations between sharded layers.
 void check_placement(const char* function, const Placement& p) {
   if (!(p == I) && !is_sharded(p)) reject(function, "I or S(dim of the tokens)", p.str());
 }
