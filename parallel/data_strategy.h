@@ -170,7 +170,7 @@ class DataStrategy : NotCopied {
   std::vector<NamedTensor> state_;
   std::vector<std::string> state_kinds_;
   std::vector<Tensor> masters_;
-  int64_t steps_ = 0, microbatch_ = 0;  // the latter of the current pass
+  int64_t steps_ = 0, microbatch_ = 0;  // microbatch_: of the current pass
   OpCount copied_;
 
  private:

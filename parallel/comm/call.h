@@ -36,7 +36,7 @@ struct Range {
 inline Range chunk_range(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
 // Chunk sizes of an uneven all_to_all, in elements and rank order: sent[r] of `in` to rank r, received[r] of `out` from
-// it.
+// rank r.
 struct UnevenSplits {
   std::vector<int64_t> sent, received;
 };

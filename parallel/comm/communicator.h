@@ -86,7 +86,7 @@ class Communicator : NotCopied {
   // Chunk r of `in` becomes chunk `rank` of rank r's `out`. The size must be a multiple of the number of ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
   // Uneven chunks, sent as messages (on GPUs by the library, if available): sent[r] elements of `in` to rank r and
-  // received[r] from it, in rank order. Only bytes that leave the rank are counted.
+  // received[r] from rank r, in rank order. Only bytes that leave the rank are counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
   // send() copies and returns immediately; messages with equal tags arrive in order.

@@ -61,7 +61,7 @@ class PipelineRuntime {
     Tensor gradient;    // of the output; received; until B or I
     Tensor input_grad;  // until it is sent
     Var leaf;
-    Var root;          // the output's node, with its value only in the last stage
+    Var root;          // the output's node; retains its value only in the last stage
     Tensor seed;       // of the last stage's backward pass
     DType received{};  // of the input and its gradient
     Shape shape;       // of the output and its gradient

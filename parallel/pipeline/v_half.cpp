@@ -1,4 +1,4 @@
-// V-Half and V-Min: the V of ZB-V with one half and one third of 1F1B's memory, for a larger bubble than ZB-V's (Qi et
+// V-Half and V-Min: the V of ZB-V with one half and one third of 1F1B's memory, but a larger bubble than ZB-V's (Qi et
 // al. 2024, "Pipeline parallelism with controllable memory", section 3).
 //
 // A block is the passes of one micro-batch: F down the first leg of the V and up the second, I along the same path, and

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 class Mark {
  public:
   void set(Arena& arena);
-  // Makes subsequent work of the arena's stream wait for the mark. No-op if the mark was never set.
+  // Makes subsequent work on the arena's stream wait for the mark. No-op if the mark was never set.
   void before(Arena& arena) const;
   // Blocks the host. Does not report kernel errors.
   void wait() const;

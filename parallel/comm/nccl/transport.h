@@ -65,7 +65,7 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 //                     point-to-point messages: the carrier's; threads from GPU to GPU, MPI through the host
 //   array on the host the carrier's, with its summation order
 //
-// A collective starts after earlier work of the rank's stream, runs on NCCL's stream, and precedes later work of the
+// A collective starts after earlier work on the rank's stream, runs on NCCL's stream, and precedes later work on the
 // rank's stream. While the host waits for completion it polls the clock, failed ranks, and the ranks' call logs
 // (parallel/comm/call.h), which identify a missing rank or a mismatched operation, where NCCL alone would hang. While
 // the stream is captured as a CUDA graph the host does not wait: collectives become nodes of the graph, and the code
