@@ -16,8 +16,8 @@
 //
 // placements   activations S(tokens), parameters I with gradients P over this axis; in Ulysses q, k, v and the result
 //              change S(tokens) -> S(heads) -> S(tokens)
-// memory/rank  ring: q, k, v and out of T / c tokens, their log-sum-exp, and the k, v blocks in transit; nothing of T
-//              tokens. Ulysses: q, k, v and out of T tokens and H / c heads: the same number of elements
+// memory/rank  ring: q, k, v and `out` for T / c tokens, their log-sum-exp, and the k, v blocks in transit; nothing for
+//              all T tokens. Ulysses: q, k, v and `out` for T tokens and H / c heads: the same number of elements
 // volume/rank  e bytes per element, a per accumulator (4, or 8 in float64), N = B T H D and M = B T K D elements:
 //              ring     forward  c - 1 messages of k and v: 2 (c - 1) / c e M bytes
 //                       backward the same, plus c - 1 messages of dk and dv: 2 (c - 1) / c a M bytes
@@ -64,9 +64,9 @@ std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, SequencePart
 // qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], with tokens in the order of context_positions() -> (B, T / c, H
 // D). Collective over the axis, forward and backward; `cp` must outlive the graph. Each block of keys and values is
 // forwarded before it is used, so communication overlaps with computation. The result accumulates by hops (own keys,
-// then those of rank - 1, rank - 2, ...), dk and dv by ranks (next rank first, own last), in the accumulation dtype and
-// rounded once, except that cuDNN's kernels round each partial result (partial_dtype()). options.starts refer to this
-// rank's queries.
+// then the keys of rank - 1, rank - 2, ...), dk and dv by ranks (next rank first, own last), in the accumulation dtype
+// and rounded once, except that cuDNN's kernels round each partial result (partial_dtype()). options.starts refer to
+// this rank's queries.
 Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                    SequencePartition balance = SequencePartition::zigzag);
 

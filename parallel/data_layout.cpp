@@ -116,7 +116,7 @@ struct DataBatches::RootLoss {
   Tensor gradient, sums;
 };
 
-// Each rank's loss is summed separately, as that rank would add it; the gradients then overwrite the logits.
+// Each rank's loss is summed separately, as that rank would sum it; the gradients then overwrite the logits.
 DataBatches::RootLoss DataBatches::losses_at_root(Tensor logits, const Tensor& targets, double scale) const {
   const int n = axis_.size();
   const int64_t rows = logits.dim(0) / n;

@@ -33,7 +33,7 @@ struct DataLayout {
   std::vector<int64_t> sizes = {};
   std::vector<ReductionSpan> reductions = {};
   bool every_microbatch = false;  // reduce after each micro-batch, not once per step
-  // Replicas agree only after some steps; reductions are of value differences if all units are in one fragment.
+  // Replicas agree only after some steps; value differences are reduced if all units are in one fragment.
   bool local_updates = false;
   std::vector<ReductionSpan> between = {};  // second reduction of a step, between shard groups; empty: one group
 };
@@ -48,7 +48,7 @@ void check_servers(int servers, int ranks);
 // Collective over the axis.
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard);
 
-// Rank r of n computes in micro-batch j of m the sequences [(r m + j) b, (r m + j + 1) b) of the step's batch; with
+// In micro-batch j of m, rank r of n computes the sequences [(r m + j) b, (r m + j + 1) b) of the step's batch; with
 // context parallelism r counts groups of `copies` ranks. If rank 0 reads for all ranks (DataParallel):
 //
 //   ids -- scatter --> forward --> logits -- gather --> loss at rank 0 -- scatter --> backward
@@ -64,8 +64,8 @@ struct Root {
   DeviceScalar loss_sum = {};  // over this rank's target tokens
 };
 
-// Hidden states (B, T, C) -> logits (B T, V), for rank 0 of DataParallel, or with targets int32 (B T) -> loss; `scale`
-// as in cross_entropy() of autograd/ops.h.
+// Hidden states (B, T, C) -> logits (B T, V), for rank 0 of DataParallel, or, with targets int32 (B T), -> loss;
+// `scale` as in cross_entropy() of autograd/ops.h.
 using LossFunction = std::function<Loss(const Var& hidden, const Tensor& targets, double scale)>;
 struct Head {
   std::function<Var(const Var& hidden)> logits;
@@ -86,7 +86,8 @@ class DataBatches {
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;
   // The sequences padded to one common length because they are sent together: this rank's, or all ranks'.
   std::vector<BatchSlice> moves(int64_t batch, int64_t microbatches, int64_t index) const;
-  // This rank's slice of the loaded tokens, int32 (B, T). A rank that loads none passes a meta tensor of its own shape.
+  // This rank's slice of the loaded tokens, int32 (B, T). A rank that loads none passes a meta tensor of its slice's
+  // shape.
   Tensor scatter_batch(const Tensor& ids) const;
   // `targets` were loaded like the ids: (B, T'), T' >= T because rows of several ranks are padded to the longest.
   Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) const;

@@ -1,6 +1,6 @@
 // DataParallel: rank 0 owns all state, like torch.nn.DataParallel on the GPUs of one machine. Every rank runs forward
-// and backward with a copy of the parameters; rank 0 scatters the sequences, computes the loss of the gathered logits,
-// and alone has an optimizer. This demonstrates the bottleneck: rank 0's traffic and memory.
+// and backward with a copy of the parameters; rank 0 scatters the sequences, computes the loss from the gathered
+// logits, and has the only optimizer. This demonstrates the bottleneck: rank 0's traffic and memory.
 //
 //             micro-batch                                        end of the step
 //   rank 0    ids --+                 +-- loss --+               sum   -- update --+
@@ -16,9 +16,9 @@
 //                the 8 are a rank's loss; the gradient norm adds one sum of 8 bytes per unit; targets stay on rank 0
 // source         PyTorch 1.0, torch/nn/parallel/data_parallel.py; Li et al. 2020, section 2, on its cost
 //
-// Unlike PyTorch, which copies the parameters before every forward pass, this copies them once per step, after the
-// update. Each rank accumulates its micro-batches, then the ranks are reduced in rank order (in pairs if the algorithm
-// is tree), so the result is bitwise identical to DDP.
+// Unlike PyTorch, which copies the parameters before every forward pass, this strategy copies them once per step, after
+// the update. Each rank accumulates its micro-batches; gradients are then reduced in rank order (in pairs if the
+// algorithm is tree), so the result is bitwise identical to DDP.
 #include "base/error.h"
 #include "parallel/data_strategy.h"
 

@@ -20,12 +20,12 @@
 
 namespace tessera {
 
-// AsyncServer implements ps_async, which has no common steps.
+// AsyncServer implements ps_async, whose ranks do not step together.
 enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async, diloco };
 inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async",
                                                                    "diloco"};
 
-// DiLoCo's outer steps: fragment p of P is synchronized in steps p H / P, p H / P + H, ... (the first in H, 2 H, ...),
+// DiLoCo's outer steps: fragment p of P is synchronized in steps p H / P, p H / P + H, ... (fragment 0 in H, 2 H, ...),
 // and all fragments in the last step of the run.
 struct SyncSteps {
   int64_t every = 1;      // H: steps between two outer steps of a fragment
@@ -37,7 +37,7 @@ struct SyncSteps {
   bool all_due(int64_t step) const { return step == last || (fragments == 1 && due(0, step)); }
 };
 
-// The options of each strategy, which its file describes.
+// The options of each strategy, described in its file.
 struct DdpOptions {
   int64_t bucket_bytes = int64_t{4} << 20;  // of the all-reduces
 };
@@ -53,7 +53,7 @@ struct DataParallelOptions {};
 struct ParameterServerOptions {
   int servers = 1;  // on the first ranks
 };
-struct AsyncServerOptions {  // of AsyncServer, which has no common steps and so is no DataStrategy
+struct AsyncServerOptions {  // of AsyncServer, which is not a DataStrategy: ranks do not step together
   int servers = 1;
 };
 struct DilocoOptions {
@@ -66,7 +66,7 @@ struct DilocoOptions {
 using StrategyOptions = std::variant<DdpOptions, ZeroOptions, DataParallelOptions, ParameterServerOptions,
                                      AsyncServerOptions, DilocoOptions>;
 
-// What all strategies share, and which one it is.
+// Options common to all strategies, and the selected strategy.
 struct DataOptions {
   StrategyOptions strategy = DdpOptions{};
   int64_t microbatches = 1;           // per step and rank
@@ -114,7 +114,7 @@ class DataStrategy : NotCopied {
   const std::vector<NamedTensor>& state() const { return state_; }
   // Name prefixes in state(), the same on all ranks.
   const std::vector<std::string>& state_kinds() const { return state_kinds_; }
-  // Whether there are no reduced gradients for an update.
+  // Whether an update lacks reduced gradients.
   bool awaits_gradients() const { return last_ != Call::none && last_ != Call::reduce; }
   void set_steps_done(int64_t steps) { steps_ = steps; }
   // The axis stores copies() replicas of the state; this rank has replica copy() or a shard of it.
@@ -122,7 +122,7 @@ class DataStrategy : NotCopied {
   int copy() const { return axis_.rank() / ranks_of_copy(); }
   const OpCount& copied() const { return copied_; }
   Communicator* experts_axis() const { return options_.experts; }
-  // The shard axis, or for an expert the ranks that have it.
+  // The shard axis, or, for an expert, the ranks that have this expert.
   Communicator& gradient_axis(const Parameter& of_unit) const {
     return of_unit.is_expert && options_.experts ? *options_.experts : shard_axis();
   }
@@ -148,7 +148,7 @@ class DataStrategy : NotCopied {
   // a step are out of order. `unit`: the first one of a pipeline stage.
   enum class Call : uint8_t { none, step, begin, end, reduce, gather };
   void enter(Call call, int64_t microbatch = 0, size_t unit = 0);
-  // `f`, which throws Error after the destruction of this strategy: for functions that the model stores.
+  // Makes `f` throw Error after the destruction of this strategy, for functions that the model stores.
   template <class F>
   auto while_alive(F f) const {
     return [f = std::move(f), alive = std::weak_ptr(alive_)](const auto&... args) {
@@ -156,7 +156,7 @@ class DataStrategy : NotCopied {
       return f(args...);
     };
   }
-  // Throws Error if `group` belongs to another launch() than the axis.
+  // Throws Error if `group` and the axis belong to different launch() calls.
   void check_group(const Communicator* group) const;
   // Creates the two axes if `ranks` is less than the axis size. Collective over the axis.
   void split_axis(int ranks);
@@ -170,7 +170,7 @@ class DataStrategy : NotCopied {
   std::vector<NamedTensor> state_;
   std::vector<std::string> state_kinds_;
   std::vector<Tensor> masters_;
-  int64_t steps_ = 0, microbatch_ = 0;  // the latter of the current pass
+  int64_t steps_ = 0, microbatch_ = 0;  // microbatch_: of the current pass
   OpCount copied_;
 
  private:

@@ -21,11 +21,11 @@
 // memory/rank    DDP's, plus 8 bytes per parameter: common and momentum in fp32 (4 if mu is 0)
 // volume/rank    2 (n - 1) / n of the parameters, every H steps, in the dtype of gradients
 //
-// `own` is the tensor that the optimizer updates: the fp32 masters of bfloat16. Differences are computed in fp32 (fp64
-// for fp64), rounded once to the gradient dtype, and reduced in the gradients' memory. A rank's gradient is the mean
-// over its own sequences and is clipped by its own norm. Inner SGD with outer rate 1 and no outer momentum is local
-// SGD; with H = 1 it equals DDP up to rounding. With context parallelism a replica is a group of context ranks: they
-// sum gradients in every step, and each makes outer steps with the ranks of the same index in the other groups.
+// `own` is the tensor that the optimizer updates: the fp32 masters under bfloat16. Differences are computed in fp32
+// (fp64 for fp64), rounded once to the gradient dtype, and reduced in the gradient buffer. A rank's gradient is the
+// mean over its own sequences and is clipped by its own norm. Inner SGD with outer rate 1 and no outer momentum is
+// local SGD; with H = 1 it equals DDP up to rounding. With context parallelism a replica is a group of context ranks,
+// which sum gradients in every step; each makes outer steps with the ranks of the same index in the other groups.
 #include "parallel/cuda/outer_step.h"
 #include "parallel/data_strategy.h"
 #include "tensor/cpu/vectorize.h"
@@ -139,7 +139,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   layout_.local_updates = true;
 }
 
-// Values loaded without a saved `common` initialize it too.
+// If no `common` was saved, the loaded values initialize it.
 void Diloco::begin_step() {
   DataStrategy::begin_step();
   for (size_t i = 0; steps_ == 0 && i < synced_.size(); ++i) synced_[i].common.copy_from(own(i));

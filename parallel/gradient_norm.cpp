@@ -13,7 +13,7 @@ Tensor room(const DataStrategy& s, int64_t numbers) {
   return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
 }
 
-// Sums of squares of this rank's shards. A unit is one slice, or one slice per slot that counts; each slice has its own
+// Sums of squares of this rank's shards. A unit is one slice, or one slice per counted slot; each slice has its own
 // norm blocks.
 Tensor squares_of_own(const DataStrategy& s, const Communicator* tp) {
   std::vector<Tensor> parts;

@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-// Sums of squares of each unit's gradients: float64 (units), on the device of the shards, so no host synchronization
+// Sums of squares of each unit's gradients: float64 (units), on the device of the shards, without host synchronization
 // (except with parameter servers, which add on the host). DataParallel's sums are not yet reduced over ranks.
 //
-// If `parameter_axis`, which shards parameters, has several ranks, the sums cover only this rank's shards, in another
-// order, and must be summed over both axes (only over `parameter_axis` if every rank has each unit's full gradients).
-// Tensors replicated over `parameter_axis` count on its first rank.
+// If `parameter_axis`, which shards parameters, has several ranks, the sums cover only this rank's shards, in a
+// different order, and must be summed over both axes (only over `parameter_axis` if every rank has each unit's full
+// gradients). Tensors replicated over `parameter_axis` count on its first rank.
 Tensor unit_squares(const DataStrategy& strategy, const Communicator* parameter_axis = nullptr);
 // Summed over ranks and bitwise identical on every rank. Collective.
 std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* parameter_axis = nullptr);

@@ -11,10 +11,10 @@
 // owned by one of the ranks that have this expert.
 //
 // Owners are balanced by size: the largest matrix first, each to the rank with the smallest load (Graham 1969, "Bounds
-// on multiprocessing timing anomalies"); experts separately. Volume therefore differs between ranks. For a matrix of S
-// bytes over n ranks, in addition to the strategy's traffic: DDP (n - 1) S in total, from the owner; ZeRO twice the
-// bytes of the shards that the owner lacks; over a tensor axis of t ranks (t - 1) t times the largest shard. Liu et al.
-// 2025, "Muon is scalable for LLM training", section 2.3, gather the same amount.
+// on multiprocessing timing anomalies"); experts are balanced separately. Volume therefore differs between ranks. For a
+// matrix of S bytes over n ranks, in addition to the strategy's traffic: DDP (n - 1) S in total, from the owner; ZeRO
+// twice the bytes of the shards that the owner lacks; over a tensor axis of t ranks (t - 1) t times the largest shard.
+// Liu et al. 2025, "Muon is scalable for LLM training", section 2.3, has the same volume.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -29,7 +29,7 @@ class MatrixOwners {
   // Collective over the strategy's axes and tp, which must all outlive this object.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
-  // OptimizerOptions::orthogonalise of the optimizer. Collective.
+  // The optimizer's OptimizerOptions::orthogonalise. Collective.
   void make_updates(const std::vector<Tensor>& updates);
   decltype(OptimizerOptions::orthogonalise) hook() {
     return [this](const std::vector<FlatUnit>&, const std::vector<Tensor>& updates) { make_updates(updates); };

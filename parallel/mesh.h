@@ -27,7 +27,7 @@ class Mesh {
   // The ranks that differ only along that axis, ordered by coordinate. Throws Error (usage) if the name is unknown.
   Communicator& operator[](std::string_view axis);
   // The ranks that differ only along these axes, the last axis fastest. Groups are created on first use, so all ranks
-  // of the world must request the same groups in the same order.
+  // of the world must request them in the same order.
   Communicator& flat(const std::vector<std::string>& axes);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }

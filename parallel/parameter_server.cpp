@@ -39,7 +39,7 @@ class ParameterServer final : public DataStrategy {
 
 namespace {
 
-// Uses direct within its scope: sums in rank order, and each server sends to each worker.
+// Selects `direct` within its scope: sums in rank order, and each server sends to each worker.
 class Direct : NotCopied {
  public:
   explicit Direct(Communicator& axis) : axis_(axis), before_(axis.algorithm()) {

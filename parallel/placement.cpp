@@ -41,7 +41,7 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
   return shape;
 }
 
-// Rows of x that chunks along `dim` split; 1 if chunks are contiguous.
+// Number of rows of x that chunks along `dim` split; 1 if chunks are contiguous.
 int64_t count_rows(const Tensor& x, int dim) {
   int64_t rows = 1;
   for (int d = 0; d < dim; ++d) rows *= x.dim(d);

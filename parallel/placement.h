@@ -1,7 +1,7 @@
 // Placements: how a tensor is distributed over the ranks of one mesh axis, and differentiable conversion between them.
 //
 //   R     replicated; each rank has a partial gradient, to be summed
-//   I     replicated with a replicated gradient (identical): every rank computes the same
+//   I     replicated with a replicated gradient (identical): every rank computes the same values
 //   S(d)  sharded: rank r has chunk_range() chunk r of dim d, and the same chunk of the gradient
 //   P     partial: the tensor is the sum of the ranks' arrays; each has the full gradient
 //
@@ -42,10 +42,10 @@ constexpr Placement S(int dim, int64_t full_size = 0) { return {Placement::Kind:
 
 constexpr Placement dual(const Placement& p) { return p == R ? P : p == P ? R : p; }
 
-// Shapes are those of one rank's shard. Free on an axis of size 1 and between equal placements. May overwrite x if it
-// has no other owner. Collective; `axis` must outlive the graph. Throws Error (usage) with both placements and the axis
-// if a dim does not exist or a rank's chunk does not have the size of chunk_range(). Cost: the volume of the collective
-// for the full tensor; unequal chunks are padded to the largest when sent.
+// Shapes are per rank. Free on an axis of size 1 and between equal placements. May overwrite x if it has no other
+// owner. Collective; `axis` must outlive the graph. Throws Error (usage) with both placements and the axis if a dim
+// does not exist or a rank's chunk does not have the size of chunk_range(). Cost: the volume of the collective for the
+// full tensor; unequal chunks are padded to the largest when sent.
 Var redistribute(Var x, Communicator& axis, Placement from, Placement to);
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
@@ -55,7 +55,7 @@ class [[nodiscard]] PendingRedistribute {
   // `unpack` converts the received `tensor` to the result; null: `tensor` is the result.
   PendingRedistribute(Work pending, Tensor tensor, std::function<Tensor(const Tensor&)> unpack = nullptr)
       : pending_(std::move(pending)), tensor_(std::move(tensor)), unpack_(std::move(unpack)) {}
-  // Rethrows communication errors. Call it once.
+  // Rethrows communication errors. Call once.
   Tensor wait();
 
  private:

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 
-// One attention call: some of this rank's queries and the holder's keys.
+// One attention call on some of this rank's queries and the holder's keys.
 struct Tile {
   Range queries, keys;
   AttentionOptions options;

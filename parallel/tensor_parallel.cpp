@@ -14,13 +14,13 @@ namespace {
 
 bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded; }
 
-// Of activations between sharded layers.
+// For activations between sharded layers.
 void check_placement(const char* function, const Placement& p) {
   if (!(p == I) && !is_sharded(p)) reject(function, "I or S(dim of the tokens)", p.str());
 }
 
 // Each rank computes a partial gradient of the parameter. A use may outlive the memory of the value (parallel/zero.h),
-// so the backward pass reads it from the parameter again.
+// so the backward pass rereads the value from the parameter.
 Var seen_by_tokens(const Var& parameter, Communicator& tp) {
   return redistribute(parameter, tp, I, R).with_recompute([saved = parameter.saved()] { return saved.get(); });
 }

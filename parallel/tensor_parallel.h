@@ -47,7 +47,7 @@ void rowwise(Linear& l, Communicator& tp, Placement out);
 void token_wise(Module& module, Communicator& tp, Placement between);
 // Samples masks for this rank's tokens; in training, StepInfo must set tokens_total or positions.
 void token_wise(Dropout& dropout, Communicator& tp, Placement between);
-// Shards q, k, v and the output projection over heads, with their dropout. A norm of heads reduces its gradient over
+// Shards q, k, v and the output projection over heads, with their dropout. A per-head norm reduces its gradient over
 // the ranks. Throws Error (usage) if the ranks do not divide both head counts.
 void head_wise(Attention& attention, Communicator& tp, Placement between);
 

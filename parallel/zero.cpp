@@ -89,7 +89,7 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
   }
 }
 
-// Allocates all gradients of a unit for its first one, with zeros in gaps and padding. At most one other unit's
+// Allocates all gradients of a unit when the first arrives, with zeros in gaps and padding. At most one other unit's
 // reduction stays in flight; older ones are completed, which releases their memory.
 void Zero::provide_gradients(size_t u) {
   while (reducing_.size() > 1) finish_first();

@@ -14,10 +14,10 @@
 //   3        S(0)               S(0)             S(0)    per micro-batch: all-gather 1 forward and 1 backward,
 //                                                        reduce-scatter 1
 //
-// A unit is sharded evenly, at multiples of a norm block, and padded with zeros, which count as volume. In stages 2 and
-// 3 a unit's full gradient exists only until its reduce-scatter. In stage 3 a unit is unsharded only around its use,
-// and the next unit is prefetched during computation; a tied weight is gathered for each use; an embedding lookup needs
-// no weights in its backward pass.
+// A unit is sharded evenly, at multiples of a norm block, and padded with zeros, which count toward the volume. In
+// stages 2 and 3 a unit's full gradient exists only until its reduce-scatter. In stage 3 a unit is unsharded only
+// around its use, and the next unit is prefetched during computation; a tied weight is gathered for each use; an
+// embedding lookup needs no weights in its backward pass.
 //
 // With a shard_arena the parameter shards of stage 3 reside in pinned host memory (Rajbhandari et al. 2021,
 // "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Before
@@ -31,7 +31,7 @@
 //   group 0   rank 0 [###      ]   rank 1 [   ###   ]   rank 2 [      ###]      reduce-scatter, all-gather: within
 //   group 1   rank 3 [###      ]   rank 4 [   ###   ]   rank 5 [      ###]      all-reduce of gradients: between
 //
-// Volume per rank: the table's with K for n, plus 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
+// Volume per rank: as in the table with K for n, plus 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
 //
 // Lifetime of a gradient in stages 2 and 3. A parameter is a leaf of the graph (Leaf in autograd/graph.h) that
 // accumulates gradients and calls the hooks installed by hook(). `holds` is the state of the leaf's buffer; `missing`
@@ -75,7 +75,7 @@ class Zero final : public DataStrategy {
  private:
   struct Unit {
     Module::Unit layout;
-    Communicator* axis = nullptr;   // the ranks that have it
+    Communicator* axis = nullptr;   // the ranks that have this unit
     int64_t piece = 0;              // elements of each rank's shard
     Tensor values;                  // unsharded; in stage 3 only while in use
     Tensor copied;                  // shard copied from host memory, until the gather

@@ -50,7 +50,7 @@ class PushOrder {
   PushOrder(const std::vector<Push>& order, int workers);
   int64_t pushes() const { return static_cast<int64_t>(order_.size()); }
   int64_t clocks(int worker) const { return static_cast<int64_t>(versions_[static_cast<size_t>(worker)].size()); }
-  // At the pull before that clock.
+  // The version pulled for that clock.
   int64_t version(int worker, int64_t clock) const {
     return versions_[static_cast<size_t>(worker)][static_cast<size_t>(clock)];
   }

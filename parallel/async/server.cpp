@@ -100,7 +100,7 @@ void AsyncServer::make_shard() {
   shard_ = std::make_unique<AsyncShard>(options_.optimizer(shards_), std::move(o));
 }
 
-// One communicator per worker, used on its rank by the worker and on other ranks by the server's thread for it.
+// One communicator per worker, used by the worker on its own rank and by the server's thread for this worker on others.
 void AsyncServer::connect() {
   for (int w = 0; w < axis_.size(); ++w) {
     auto comm = axis_.split(0, rank_, axis_.axis());
@@ -136,7 +136,7 @@ void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   if (shard_) shard_->resume(order->servers[static_cast<size_t>(rank_)]);
 }
 
-// Sets the replay position, and from the log the servers from which this worker has already pulled for its next clock.
+// Restores the replay position and, from the log, which servers this worker has already pulled from for its next clock.
 void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
@@ -329,7 +329,7 @@ bool AsyncServer::fetch(int server) {
   return true;
 }
 
-// A worker has its unsharded gradient, so it computes the norm by which all servers clip.
+// A worker has its full gradient, so it computes the norm that servers use for clipping.
 void AsyncServer::push(int64_t clock, double loss) {
   const double norm = grad_norm(units_);
   if (!std::isfinite(loss) || !std::isfinite(norm))
@@ -386,7 +386,7 @@ void AsyncServer::report(const OnPush& on_push) {
   }
 }
 
-// A server's thread computes single-threaded, because the workers use all cores.
+// Server threads run single-threaded kernels, because the workers use all cores.
 void AsyncServer::serve(int worker) {
   try {
     cpu::set_threads(1);

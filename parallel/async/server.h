@@ -14,14 +14,14 @@
 //                except the shard of a server on its own rank; plus messages of 48 bytes
 //
 // A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a full optimizer step
-// of a small batch: n workers make n steps for each step of a synchronous run, and the learning rate follows the count
+// on a small batch: n workers make n steps for each step of a synchronous run, and the learning rate follows the count
 // of applied pushes. The result depends on worker timing, but a replay of the recorded order
 // (parallel/async/push_log.h) is bitwise identical.
 //
-// A run stops when all workers have completed the same number of clocks, the latest that any has begun, so the
-// checkpoint is like any plan's. A replay can stop only where every server has the same recorded pushes
-// (stop_points()); there, workers differ in their clocks, and a worker may have pulled a version that no server still
-// has, so the checkpoint includes its parameters.
+// A run stops once all workers have completed the latest clock that any worker has begun, so its checkpoint is like
+// that of a synchronous run. A replay can stop only when every server has applied the same recorded pushes
+// (stop_points()). Workers may then be at different clocks and may have pulled versions that no server still has, so
+// the checkpoint includes their parameters.
 //
 // A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
 #pragma once
@@ -64,9 +64,9 @@ class AsyncShard {
     std::function<double(int64_t applied)> lr;
     std::optional<PushOrder> order;  // to replay
   };
-  // `optimizer` updates the shard. In a replay each call blocks until its recorded position.
+  // `optimizer` updates the shard. In a replay each call blocks until its turn in the recorded order.
   AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options);
-  // Call it first, with the pushes already applied or, if their order is unknown, the clock of every worker.
+  // Call first, with the pushes already applied or, if their order is unknown, the clock of every worker.
   void resume(const std::vector<Push>& order);
   void resume(int64_t clock);
   void begin();
@@ -79,7 +79,8 @@ class AsyncShard {
   void push(const AppliedPush& push, double scale, const Waiting& waiting, const std::function<void()>& receive);
   // Stops all workers after the latest clock that any worker has begun.
   void stop();
-  // The worker pushes nothing more before begin(). When all have ended, calls `reply`; `last`: the run is complete.
+  // The worker pushes nothing more before begin(). When all workers have ended, calls `reply`; `last`: the run is
+  // complete.
   void end(const Waiting& waiting, const std::function<void(bool last)>& reply);
   // All current and later calls throw CommError.
   void fail();
@@ -179,7 +180,7 @@ class AsyncServer : NotCopied {
   using Step = std::function<double(int worker, int64_t clock)>;
   // Called on rank 0 for server 0's pushes, in order, by the thread that called run(), between two steps.
   using OnPush = std::function<void(const AppliedPush&)>;
-  // A stop request of any rank stops all ranks.
+  // A stop request from any rank stops all ranks.
   using WantsStop = std::function<bool()>;
   struct Hooks {
     Step step = {};
@@ -190,16 +191,16 @@ class AsyncServer : NotCopied {
   // Resumes a run that stopped after `step` steps: call it after loading shards(), the optimizer, and the units of each
   // worker with holds(), before run(). `order` is order() at the stop. If it is missing or its number of workers or
   // servers differs, every worker must have completed `step` steps, and the order is unknown from then on. Throws Error
-  // (usage) if a record or a replay needs the order.
+  // (usage) if recording or replay requires the order.
   void resume(int64_t step, const std::optional<PushLog>& order);
-  // Runs until each worker has completed `steps` or all steps, or a rank requests a stop; a replay may run slightly
-  // longer. Collective; call it again to continue. After the last step every rank's model has the same final
+  // Runs until each worker has completed `steps` steps or the full run, or a rank requests a stop; a replay may run
+  // slightly longer. Collective; call again to continue. After the last step every rank's model has the same final
   // parameters. Throws the error of a failed rank, and Error (not_finite) for a loss or gradient that is not finite.
   void run(int64_t steps, const Hooks& hooks);
   bool complete() const { return complete_; }
-  // Steps completed by all workers; in a replay, their mean.
+  // Steps completed by every worker; in a replay, the mean over workers.
   int64_t steps() const { return replays() ? replayed_ / axis_.size() : clock_; }
-  // Writes the record, also of a stopped run. Collective.
+  // Writes the record, even if the run was stopped. Collective.
   AsyncSummary finish();
 
   // On rank 0 the order so far, if it is completely known. Collective.

@@ -28,7 +28,7 @@ struct Exchange {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
   }
-  // out = the sum in rank order of the `size` bytes that each rank sent; this rank's input is at `own`.
+  // out = the sum, in rank order, of the `size` bytes that each rank sent; this rank's input is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
     std::vector<Scratch> theirs;
     std::vector<const std::byte*> in(static_cast<size_t>(n), own);

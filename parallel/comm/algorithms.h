@@ -17,8 +17,8 @@ int64_t ring(Transport& t, const Call& call);
 int64_t tree(Transport& t, const Call& call);
 int64_t root(Transport& t, const Call& call);
 
-// By rank, around the ring from the rank after the chunk's owner, in pairs, or the library's. verify/reference.cpp uses
-// the same orders.
+// In rank order, around the ring starting after the chunk's owner, in pairs, or in the library's order.
+// verify/reference.cpp uses the same orders.
 enum class AdditionOrder : uint8_t { ranks, around, pairs, library };
 
 // `ops` are the operations that the algorithm supports; all others use direct.
@@ -53,7 +53,7 @@ int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);
 
 int64_t direct_by_messages(Transport& t, const Call& call);
 int64_t exchange(Transport& t, const Call& call);  // inside another collective
-// Bytes that a rank sends in the direct exchange: 2 (n - 1) arrays over all ranks of an all-reduce. Library
+// Bytes that a rank sends in the direct exchange: for an all-reduce, 2 (n - 1) arrays over all ranks. Library
 // collectives, whose traffic is unknown, are counted the same.
 int64_t sent_directly(const Call& call, int ranks, int rank);
 
@@ -63,7 +63,7 @@ Range recv_range(const Call& call, int ranks, int r);
 
 // Skips empty chunks. Returns the bytes that this rank sent.
 int64_t send_chunks(Transport& t, const Call& call);
-// Copies this rank's own chunk and receives the others. Throws CommError if a message's size differs from its chunk.
+// Copies this rank's own chunk and receives the others. Throws CommError if a message's size differs from the chunk's.
 void receive_chunks(Transport& t, const Call& call);
 int64_t exchange_uneven(Transport& t, const Call& call);
 

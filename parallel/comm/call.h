@@ -36,7 +36,7 @@ struct Range {
 inline Range chunk_range(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
 // Chunk sizes of an uneven all_to_all, in elements and rank order: sent[r] of `in` to rank r, received[r] of `out` from
-// it.
+// rank r.
 struct UnevenSplits {
   std::vector<int64_t> sent, received;
 };
@@ -60,8 +60,8 @@ struct Call {
   const Region* region = nullptr;        // host region that contains `in` and `out`, if known
   Arena* gpu = nullptr;                  // if the arrays are on a GPU; null: host memory
   const UnevenSplits* splits = nullptr;  // of an uneven all_to_all; null: even chunks
-  // Rows of the full array of an all_gather or reduce_scatter that splits each row: a chunk is packed and has the same
-  // columns of every row. Requires supports_row_slices().
+  // Rows of the full array of an all_gather or reduce_scatter that splits each row: a chunk is packed and contains the
+  // same columns of every row. Requires supports_row_slices().
   int64_t rows = 1;
 
   int64_t bytes() const { return count * element_size(dtype); }
@@ -102,7 +102,7 @@ std::string did_not_arrive(int world_rank, double timeout_s, const std::string& 
 CommError mismatch(const Call& mine, int world_rank, const Call& theirs);
 
 // A lock-free log of one rank's most recent calls, readable by all ranks of a group. It identifies a missing rank or a
-// different operation even if a library runs the collectives without host synchronization. An entry's number reveals
+// mismatched operation even if a library runs the collectives without host synchronization. An entry's number reveals
 // whether it was overwritten while being read.
 
 class CallLog {
@@ -119,7 +119,7 @@ class CallLog {
     return number;
   }
   uint64_t made() const { return made_.load(std::memory_order_seq_cst); }
-  // Empty if the rank has not reached this call, or the entry has been overwritten. Does not restore arrays and uneven
+  // Empty if the rank has not reached this call, or the entry has been overwritten. Does not restore arrays or uneven
   // chunk sizes.
   std::optional<Call> find(uint64_t number) const {
     const Entry& e = entry(number);

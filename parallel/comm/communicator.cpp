@@ -152,7 +152,7 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
         } catch (const PeerFailed&) {
           throw;
         } catch (const std::exception& e) {
-          transport_->fail(e.what());  // or the next queued call would be matched with the others' current one
+          transport_->fail(e.what());  // otherwise peers would match the next queued call with this one
           throw;
         }
       });
@@ -374,7 +374,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
       spins < kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
     }
   } catch (const CommError&) {
-    while (still_busy()) std::this_thread::sleep_for(kNap);  // the remaining work follows the aborted collectives
+    while (still_busy()) std::this_thread::sleep_for(kNap);  // the remaining work ends after the aborted collectives
     throw;
   }
 }

@@ -85,8 +85,8 @@ class Communicator : NotCopied {
   void scatter(const Tensor& in, const Tensor& out, int root);
   // Chunk r of `in` becomes chunk `rank` of rank r's `out`. The size must be a multiple of the number of ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
-  // Uneven chunks, as messages (on GPUs by the library, if available): sent[r] elements of `in` to rank r and
-  // received[r] from it, in rank order. Only bytes that leave the rank are counted.
+  // Uneven chunks, sent as messages (on GPUs by the library, if available): sent[r] elements of `in` to rank r and
+  // received[r] from rank r, in rank order. Only bytes that leave the rank are counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
   // send() copies and returns immediately; messages with equal tags arrive in order.
@@ -114,11 +114,11 @@ class Communicator : NotCopied {
 
   const OpCounts& counts() const { return counts_; }
   void reset_counts(const OpCounts& to = {}) { counts_ = to; }
-  // Counts work that is repeated without a call (a graph launch).
+  // Counts communications that are repeated without a call (by a graph launch).
   void count_again(const OpCounts& more);
   // Null: off. The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
-  // Accumulates the stall time of this rank's own thread (null: off), also in groups split later, which it must
+  // Accumulates the stall time of this rank's own thread (null: off), also for groups split later, which the timer must
   // outlive.
   void set_stall_timer(StallTimer* stall_timer) { stall_timer_ = stall_timer; }
 

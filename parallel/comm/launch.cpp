@@ -27,7 +27,7 @@ namespace tessera {
 
 namespace {
 
-// After a failure in the background the rank may only have thrown PeerFailed; `failure_state` then has the cause.
+// After a background failure the rank may have thrown only PeerFailed; `failure_state` then has the cause.
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& failure_state) {
   const std::string prefix = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(prefix + "returned while background communication was still running");
@@ -278,7 +278,8 @@ bool CommWorker::idle() {
   return jobs_.empty() && !busy_;
 }
 
-// The future becomes ready only after the job's tensors are released and the worker is idle (or at the next job).
+// The future becomes ready only after the job's tensors are released and the worker is idle (or has started the next
+// job).
 void CommWorker::loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -336,7 +337,7 @@ std::optional<MpiSurroundings> mpi_surroundings() {
   return mpi_surroundings([](const char* variable) { return std::getenv(variable); });
 }
 
-// SLURM_STEP_NUM_TASKS, because an allocation sets SLURM_NTASKS also for a program that is not run by srun.
+// Reads SLURM_STEP_NUM_TASKS, because an allocation sets SLURM_NTASKS even for programs not started by srun.
 int unlinked_tasks(const std::function<const char*(const char*)>& environment) {
   const int tasks = number(environment("SLURM_STEP_NUM_TASKS"));
   return tasks > 1 && !mpi_surroundings(environment) ? tasks : 0;

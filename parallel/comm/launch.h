@@ -34,7 +34,7 @@ struct LaunchOptions {
   Algorithm algorithm = Algorithm::direct;
   // Wraps each rank's transport, for observation or fault injection.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
-  // Formats the cause of an ended job, which is printed and not thrown.
+  // Formats the cause of a job's end, which is printed rather than thrown.
   std::function<std::string(const std::string& cause)> shown = {};
   // Facts that must be equal in every process.
   Facts same = {};
@@ -61,7 +61,7 @@ int threads_of_rank(int asked, int cores, int local_world_size);
 // Compares the facts, runs the body, and waits for all other ranks.
 void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
               const std::function<void(Communicator& world)>& body);
-// Includes the purpose of the memory or threads if they were exhausted.
+// If memory or threads were exhausted, includes what they were for.
 std::string failure_cause(const std::exception& failure);
 std::string text_of_thrown(const std::exception_ptr& thrown);
 
@@ -101,14 +101,14 @@ struct MpiSurroundings {
 };
 
 // From the environment variables that launchers set; empty without a launcher. SLURM sets its variables for every job
-// step, but its tasks are ranks only with a PMI, which the MPI library needs to connect them.
+// step, but the tasks are ranks only with a PMI, which the MPI library needs to connect them.
 std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
 std::optional<MpiSurroundings> mpi_surroundings();  // of this process
 // The number of tasks, if above 1, of a SLURM job step whose tasks cannot connect to each other; else 0.
 int unlinked_tasks(const std::function<const char*(const char* variable)>& environment);
 int unlinked_tasks();
 
-// Guard code by `if constexpr (kWithMpi)`.
+// Guard code with `if constexpr (kWithMpi)`.
 
 inline constexpr bool kWithMpi = TESSERA_WITH_MPI;
 inline constexpr bool kWithNccl = TESSERA_WITH_NCCL;

@@ -1,14 +1,14 @@
 // Barrier and in-place exchange of ranks with access to each other's memory (threads, or processes of one host).
 //
-//   post the call | raise the own flag | wait for all other flags | compare the posts | ... | next barrier
+//   post the call | raise own flag | wait for all other flags | compare the posts | ... | next barrier
 #pragma once
 
 #include "parallel/comm/transport.h"
 
 namespace tessera {
 
-// In memory that all ranks of the group can access. Calls alternate between two posts: a rank overwrites one only after
-// all ranks have arrived at the next call and so have read it.
+// In memory that all ranks of the group can access. Calls alternate between two entries: a rank overwrites an entry
+// only after all ranks have arrived at the next call and so have read it.
 struct RankState {
   Flag flag;
   std::array<Call, 2> posts;  // pointers are valid only for threads of one process
@@ -33,7 +33,7 @@ class HostBarrier {
   }
   // Throws PeerFailed if a rank has failed, and CommError if a rank times out or posted a different call.
   void wait();
-  // Call it after a barrier.
+  // Call after a barrier.
   const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
   uint32_t calls() const { return calls_; }
   uint32_t generation() const { return generation_; }
@@ -56,9 +56,9 @@ class HostBarrier {
 class InPlaceExchange {
  public:
   InPlaceExchange(int ranks, int rank);
-  // With pointers that are valid in this process; set it before run().
+  // Set before run(), with pointers that are valid in this process.
   Call& peer_call(int r) { return peer_calls_[static_cast<size_t>(r)]; }
-  // For any operation except barrier, send and recv. Call it between two barriers.
+  // For any operation except barrier, send and recv. Call between two barriers.
   void run(const Call& mine);
 
  private:

@@ -98,8 +98,8 @@ struct ReduceRanks {
  private:
   const T* from(size_t k, int64_t begin) const { return reinterpret_cast<const T*>(in[k]) + begin; }
 
-  // The last array is added directly into the first output, so two ranks' arrays are read and written once. Each
-  // element is read before it is overwritten.
+  // The last array is added directly into the first output, so with two ranks the arrays are read and written once.
+  // Each element is read before it is overwritten.
   void tile(int64_t begin, int64_t n) const {
     Accumulate<T> total[kTile];
     T* const first = reinterpret_cast<T*>(out[0]) + begin;

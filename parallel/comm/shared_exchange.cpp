@@ -76,7 +76,7 @@ std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
   return place(rank).slots[round % 2].data() + index * block_bytes_;
 }
 
-// Round k's range of rank's chunk, in the full array. In a broadcast the root's chunk is the full array.
+// Round k's range of the rank's chunk, in the full array. In a broadcast the root's chunk is the full array.
 Range SharedExchange::slice(const Call& call, int rank, int64_t k) const {
   const Range chunk = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
@@ -126,8 +126,8 @@ void SharedExchange::full_arrays(const Call& call) {
   rounds(count_rounds(call.count, step), put, take);
 }
 
-// Each rank reduces its slice of every block. The sums of a block are sent in the next round, in the block that the
-// rank's own slice would use.
+// Each rank reduces its slice of every block. The sums of a block are sent in the next round, in the otherwise unused
+// block for its own slice.
 void SharedExchange::all_reduce(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);
@@ -148,7 +148,7 @@ void SharedExchange::all_reduce(const Call& call) {
   rounds(blocks + 1, put, take);
 }
 
-// all_gather, gather and broadcast: owners write their chunks, and destinations read all others'.
+// all_gather, gather and broadcast: owners write their chunks, and destinations read all other chunks.
 void SharedExchange::from_owners(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype);

@@ -47,7 +47,7 @@ class PeerMemory : NotCopied {
 //   rank 0   put 0 | barrier | take 0, put 1 | barrier | take 1, put 2 | ...        slots  0 1 0 1 ...
 //   rank 1   put 0 | barrier | take 0, put 1 | barrier | take 1, put 2 | ...
 //
-// A rank that reaches a barrier has read everything of the previous round, so two slots suffice, no rank waits for the
+// A rank that reaches a barrier has read all data of the previous round, so two slots suffice, no rank waits for the
 // end of a call, and a call of one block costs one barrier (an all-reduce of more than two ranks: two). A block fits
 // into the cache, so arrays cross the memory bus once. Sums are added in rank order, as in the thread transport.
 

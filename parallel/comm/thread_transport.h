@@ -58,7 +58,7 @@ class ThreadGroup {
 };
 
 // Ranks are threads of one process and access each other's memory, so the direct exchange needs no copies. This
-// transport has no dependencies and serves as the oracle of all other backends.
+// transport has no dependencies and serves as the oracle for all other backends.
 
 class ThreadTransport final : public Transport {
  public:

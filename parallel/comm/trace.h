@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Communications and the stalls they cause, pipeline actions, and phases; with a watched arena, also its memory after
-// each event and after each change by 1/32 of its peak.
+// each event and after each change of at least 1/32 of its peak.
 
 enum class TraceKind : uint8_t { communication, action, phase, wait };
 
@@ -48,7 +48,7 @@ class Trace : NotCopied {
   void end_step();
   void watch(ArenaPtr arena);  // null: none
 
-  std::vector<TraceEvent> events() const { return copied(events_); }  // ordered by end, without waits
+  std::vector<TraceEvent> events() const { return copied(events_); }  // ordered by end, excluding waits
   std::vector<TraceEvent> waits() const { return copied(waits_); }
   std::vector<TraceStep> steps() const { return copied(steps_); }
   std::vector<TraceMemory> memory() const { return copied(memory_); }
@@ -99,8 +99,8 @@ std::future<void> trace_stall(std::future<void> done, Trace* trace);
 //    "all_reduce", "bytes": 4096, "begun": 1.2031, "ended": 1.2034}, ...]}
 //
 // `number` counts a rank's operations on an axis, so matching operations of different ranks have the same number;
-// `ended` is null if the rank was still in the operation. Times are seconds since the rank began. Recording an
-// operation costs two reads of the CPU's time-stamp counter and a few stores.
+// `ended` is null if the rank was still in the operation. Times are seconds since the rank began. Recording costs two
+// reads of the CPU's time-stamp counter and a few stores.
 
 class StallReporter {
  public:

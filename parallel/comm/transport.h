@@ -79,7 +79,7 @@ class Transport : NotCopied {
   virtual bool maps_peers() const { return false; }
   // Whether the call's GPU stream is being captured, so native() only queues the call.
   virtual bool only_queues(const Call& /*call*/) const { return false; }
-  // Starts native() for such a call, concurrently with later work of the rank's stream; the returned function makes
+  // Starts native() for such a call, concurrently with later work on the rank's stream; the returned function makes
   // later work wait for the collective.
   virtual std::function<void()> start_native(const Call& call);
   // The thread for background communications; null: one per communicator.

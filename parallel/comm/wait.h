@@ -22,7 +22,7 @@ struct alignas(128) Flag {
 // Wakes sleeping waiters. Release/acquire: earlier writes are visible to ranks that observe the new value.
 void raise(Flag& flag, uint32_t value);
 
-// Excludes time for which the process was stopped (a suspended laptop, a frozen container), because the other ranks
+// Excludes time during which the process was stopped (a suspended laptop, a frozen container), because the other ranks
 // were stopped too. An interval between two readings counts as at most kMaxStep, so a wait must read the timer more
 // often.
 class AwakeTimer {
@@ -62,7 +62,7 @@ enum class WaitResult { arrived, timed_out, peer_failed };
 // The comparison with `value` wraps around.
 WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer = nullptr);
 
-// The time for which communication stalls a rank's own thread: blocking calls, and wait() of background ones.
+// The time during which communication stalls a rank's own thread: blocking calls, and wait() of background ones.
 class StallTimer {
  public:
   double seconds() const { return std::chrono::duration<double>(total_).count(); }

@@ -22,7 +22,7 @@ std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::v
                                                   const ArenaPtr& arena) {
   const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;
   const auto make_counts = [&] { return Tensor::of<int64_t>(counts, {std::ssize(counts)}, arena->host()); };
-  const Tensor mine = make_counts(), theirs = make_counts();  // a dry run assumes that every rank sends like this one
+  const Tensor mine = make_counts(), theirs = make_counts();  // a dry run assumes equal counts on all ranks
   ep.all_to_all(mine, theirs);
   std::vector<std::vector<int64_t>> out;
   for (size_t r = 0; r < ranks; ++r) {
@@ -154,7 +154,7 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
   return [=, &axis] {
     return record_one("rows", there->arrived(), {begun}, [=, &axis](Grads& g) {
       *home = start(g.output(), axis, received, sent);
-      g.give(0, g.take_output());  // placeholder with the gradient's shape; the real one arrives later
+      g.give(0, g.take_output());  // placeholder with the gradient's shape; the gradient arrives later
     });
   };
 }

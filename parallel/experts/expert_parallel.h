@@ -13,11 +13,11 @@
 // volume/rank    per layer and micro-batch: (e - 1) / e E integers of 8 bytes, and for each choice whose expert is on
 //                another rank 4 rows of C values (dispatch and combine, forward and backward), or 6 with recomputation
 //
-// A shared expert is computed while rows are sent to the experts; its backward pass overlaps with the return of their
-// gradients.
+// A shared expert is computed while rows are sent to the experts; its backward pass overlaps with the return of the
+// rows' gradients.
 //
 // An expert's gradient is computed separately for the rows of each rank and accumulated in rank order, so the sharding
-// of experts affects the result only by the order in which groups of ranks are added.
+// of experts affects the result only through the order in which groups of ranks are added.
 #pragma once
 
 #include "nn/experts/experts.h"
@@ -27,7 +27,7 @@
 namespace tessera {
 
 // Rank r of n gets experts [r E / n, (r + 1) E / n); throws Error unless n divides E. `ep` must outlive the layer; its
-// ranks run the same passes.
+// ranks must run the same passes.
 void shard_experts(MixtureOfExperts& layer, Communicator& ep);
 
 // Shards every expert over tp like a feed-forward layer (parallel/tensor_parallel.h); all ranks route all tokens:
@@ -69,7 +69,7 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
                                 const std::vector<int64_t>& received);
 
 // Choices that fit into the capacity if ranks have slices of the same sequences: the same as with the full sequence on
-// one rank. An expert accepts the first choices of all tokens first, then the second, in token order across ranks:
+// one rank. An expert accepts all tokens' first choices, then the second choices, in token order across ranks:
 //
 //   zig-zag, c = 2: tokens   0 1 | 2 3 | 4 5 | 6 7      rank 0 has 0 1 6 7, rank 1 has 2 3 4 5
 //   round 1                  1 2   3 4   5 6   7 8

@@ -6,8 +6,8 @@
 //   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
 //   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
-// Rank i runs p - i - 1 warm-up micro-batches; then each new one waits until an old one is complete: p - i are in
-// flight instead of GPipe's m, with the same bubble, (p - 1) / (m + p - 1) of the total time.
+// Rank i runs p - i - 1 warm-up micro-batches; then each new micro-batch waits until an earlier one is complete: p - i
+// are in flight instead of GPipe's m, with the same bubble, (p - 1) / (m + p - 1) of the total time.
 #include <algorithm>
 
 #include "parallel/pipeline/schedules.h"

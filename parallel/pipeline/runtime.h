@@ -5,7 +5,7 @@
 //
 //              F: forward                              B, or I: backward
 //   received [input leaf]--> stage --[output] sent      received [output's gradient]--> stage --[input's gradient] sent
-//                                                      W: weight gradients that I deferred
+//                                                      W: weight gradients deferred by I
 //
 // Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory per
 // micro-batch in flight: the tensors of the stage's graph; an output is freed once sent. Under every schedule, weights
@@ -61,7 +61,7 @@ class PipelineRuntime {
     Tensor gradient;    // of the output; received; until B or I
     Tensor input_grad;  // until it is sent
     Var leaf;
-    Var root;          // the output's node, with its value only in the last stage
+    Var root;          // the output's node; retains its value only in the last stage
     Tensor seed;       // of the last stage's backward pass
     DType received{};  // of the input and its gradient
     Shape shape;       // of the output and its gradient

@@ -54,7 +54,7 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 
   int chunks() const { return stages / ranks; }  // stages on each rank
-  int chunk(int stage) const;                    // earlier stages on the same rank
+  int chunk(int stage) const;                    // number of earlier stages on its rank
   // Whether stages `stage` and `stage + 1` are on different ranks.
   bool crosses(int stage) const;
   int wire_boundaries() const;

@@ -70,7 +70,7 @@ std::string draw_to_scale(const Simulation& simulation, double span = 0, int col
 //   Simulation replayed = simulate(schedule, simulate_times(schedule, lists));
 //
 // Every pass is replayed with its measured duration, not the mean of its kind: the first micro-batch of a step has cold
-// caches and unwritten gradients, a large fraction of the step if micro-batches are few.
+// caches and unwritten gradients, a large fraction of a step with few micro-batches.
 
 // [rank][time]: measured actions, including messages, on one clock.
 using TimedLists = std::vector<std::vector<TimedAction>>;

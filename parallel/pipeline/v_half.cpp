@@ -1,4 +1,4 @@
-// V-Half and V-Min: the V of ZB-V with one half and one third of 1F1B's memory, for a larger bubble than ZB-V's (Qi et
+// V-Half and V-Min: the V of ZB-V with one half and one third of 1F1B's memory, but a larger bubble than ZB-V's (Qi et
 // al. 2024, "Pipeline parallelism with controllable memory", section 3).
 //
 // A block is the passes of one micro-batch: F down the first leg of the V and up the second, I along the same path, and
@@ -11,8 +11,8 @@
 //   v-min     1       1     1       1              about 4 p        floor((p + 4) / 3)   4 p - 5
 //   v-half    2       1     2       1              about 6 p        floor((p + 2) / 2)   about 3 p, at most 13 p / 4
 //
-// In flight for m of at least that many. 1F1B's bubble is 6 (p - 1) units. In v-min a slower pass or message delays
-// every micro-batch, because ranks have no slack.
+// The in-flight counts require m to be at least as large. 1F1B's bubble is 6 (p - 1) units. In v-min a slower pass or
+// message delays every micro-batch, because ranks have no slack.
 //
 // v-min, p = 2:
 //   rank 0 | 0F0 ... ... 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 ... 0I2 0W2

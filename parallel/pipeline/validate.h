@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Adds a receive immediately before, and a send immediately after, the use of every value that crosses ranks; sends are
-// asynchronous.
+// Adds a send immediately after the computation, and a receive immediately before the use, of each value that crosses
+// ranks; sends are asynchronous.
 Schedule insert_messages(const Schedule& schedule);
 
 // Replaces every B by I and W, with the send of I's result between them.
@@ -73,7 +73,7 @@ std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
 std::optional<std::string> find_fault(const Schedule& schedule);
 void validate(const Schedule& schedule);
 
-// The maximum in flight on each rank: forward passes without their B or W, counted per chunk.
+// The maximum number in flight on each rank: forward passes before their B or W, counted per chunk.
 std::vector<int> peak_in_flight(const Schedule& schedule);
 
 }  // namespace tessera

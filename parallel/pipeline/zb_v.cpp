@@ -9,8 +9,8 @@
 //   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
 //   rank 1 | ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
 //
-// In steady state a rank alternates F I W of its two legs. Every rank has at most 2 p
-// chunks, that is p micro-batches, in flight; from m = 2 p - 1 on no rank idles between its first and last action.
+// In steady state a rank alternates F I W between its two legs. Every rank has at most 2 p chunks, that is p
+// micro-batches, in flight; from m = 2 p - 1 on no rank idles between its first and last action.
 #include <array>
 #include <vector>
 
@@ -64,7 +64,7 @@ void add_rank(Schedule& s, int rank) {
     legs.all_three(0);
     legs.all_three(1);
   }
-  // Cooldown: earlier ranks wait for I, so W runs last, but fills gaps.
+  // Cooldown: earlier ranks wait for I, so W runs last or in gaps.
   for (int i = 0; i < rank; ++i) {
     legs.input(0);
     legs.input(1);

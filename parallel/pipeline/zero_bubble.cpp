@@ -12,7 +12,7 @@
 //   rank 1 | .. F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 ..
 //   rank 2 | .. .. F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 //
-// Both are one rule with two parameters: rank i runs `ahead` warm-up micro-batches, then repeats I, W, F, with W
+// Both follow one rule with two parameters: rank i runs `ahead` warm-up micro-batches, then repeats I, W, F, with W
 // `delay` micro-batches after I. A micro-batch is in flight until its W:
 //
 //            ahead            delay   in flight           bubble

@@ -48,7 +48,7 @@ bool is_done(Arena& arena) { return expected(cudaStreamQuery(arena.local<Context
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   Context& c = arena.local<Context>();
-  use_arena_gpu(arena);  // a background thread has not selected one
+  use_arena_gpu(arena);  // a background thread has not selected a GPU
   c.queued("copy between ranks", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, c.stream()));
 }
 

@@ -1,6 +1,6 @@
 // Stream synchronization between ranks on the GPU, without blocking the hosts: a rank records a mark (an event) in its
-// stream (tensor/cuda/context.h), and another rank's stream waits for it. The waiting rank must first have learned, on
-// the host, that the mark was set: the awaited work is then queued before the wait, so streams cannot deadlock.
+// stream (tensor/cuda/context.h), and another rank's stream waits for it. The waiting rank must first observe on the
+// host that the mark was set: the awaited work is then queued before the wait, so streams cannot deadlock.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -10,7 +10,7 @@ namespace tessera::cuda {
 class Mark {
  public:
   void set(Arena& arena);
-  // Makes subsequent work of the arena's stream wait for the mark. No-op if the mark was never set.
+  // Makes subsequent work on the arena's stream wait for the mark. No-op if the mark was never set.
   void before(Arena& arena) const;
   // Blocks the host. Does not report kernel errors.
   void wait() const;

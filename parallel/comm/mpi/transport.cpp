@@ -24,7 +24,7 @@ constexpr int kSpins = 200;
 constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds since the wait began
 constexpr auto kShortSleep = std::chrono::microseconds(20), kLongSleep = std::chrono::microseconds(200);
 
-// `bytes` as one element, because MPI-3 counts in int.
+// `bytes` as one element, because MPI-3 counts are int.
 class Bytes : NotCopied {
  public:
   explicit Bytes(int64_t bytes) {
@@ -279,7 +279,7 @@ struct sigaction before;
 
 void on_terminate(int) { terminated.store(1, std::memory_order_relaxed); }
 
-// Handles SIGTERM as without this watcher.
+// Handles SIGTERM as if there were no watcher.
 void terminate_as_before() {
   if (before.sa_handler == SIG_IGN) return;
   if (before.sa_handler != SIG_DFL && !(before.sa_flags & SA_SIGINFO)) return before.sa_handler(SIGTERM);

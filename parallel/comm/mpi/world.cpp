@@ -81,7 +81,7 @@ std::unique_ptr<MessageDirectory> place_messages() {
   std::error_code error;
   fs::path where = "/dev/shm";
   for (const fs::path& directory : {where, fs::temp_directory_path(error)}) MessageDirectory::remove_stale(directory);
-  // Before and since version 5.
+  // The names before and since version 5.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
     if (std::getenv(name) != nullptr) return nullptr;
@@ -134,7 +134,7 @@ void require_descriptors() {
                 " file descriptors, but `ulimit -n` is " + std::to_string(found));
 }
 
-// When one rank has exited, the launcher ends all ranks by SIGTERM. During MPI_Init only a signal handler can report
+// When one rank has exited, the launcher ends all ranks with SIGTERM. During MPI_Init only a signal handler can report
 // this.
 class TerminationDuringInit : NotCopied {
  public:
@@ -287,8 +287,8 @@ namespace {
 
 constexpr int kAlarmTag = 1;
 
-// mpirun binds each of two ranks, or a single one, to one core, which a rank's OpenMP and background threads would
-// share. So the rank uses all cores that the job may use.
+// With one or two ranks, mpirun binds each to one core, which its OpenMP and background threads would share. So the
+// rank uses all cores available to the job.
 int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -360,8 +360,8 @@ void MpiWorld::report_messages(const std::string& why) {
                  rank_, why.c_str());
 }
 
-// In-place exchange requires that all ranks of this host can map each other's memory, tested on regions that contain
-// their ranks. Containers with separate process namespaces cannot.
+// In-place exchange requires that all ranks of this host can map each other's memory, tested on regions that store
+// their rank's number. The test fails in containers with separate process namespaces.
 void MpiWorld::map_peers() {
   if (local_world_size_ == 1 || !host_window_) return;
   std::string why;
@@ -483,7 +483,7 @@ void MpiWorld::notify_other_hosts(int failed, const std::string& cause) {
     if (!here[static_cast<size_t>(r)])
       MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, r, kAlarmTag, alarm_, &request);
   }
-  for (int i = 0; i < 20; ++i) {  // time for sending
+  for (int i = 0; i < 20; ++i) {  // time to send
     int flag = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, MPI_STATUS_IGNORE);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -97,10 +97,10 @@ class MpiAlarm {
 
 class MessageDirectory;
 
-// Initializes MPI unless it already is, and then also finalizes it; not during stack unwinding, because MPI_Finalize
-// waits for all ranks. Throws Error if the library does not support multiple threads, which background communication
-// needs. Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches
-// more than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
+// Initializes MPI if necessary, and then also finalizes it, except during stack unwinding, because MPI_Finalize waits
+// for all ranks. Throws Error if the library does not support multiple threads, which background communication needs.
+// Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches more
+// than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);
@@ -201,7 +201,7 @@ class MpiWorld : NotCopied {
 };
 
 // Messages use MPI; the direct exchange uses shared memory between ranks of one host (parallel/comm/shared_exchange.h)
-// and messages between hosts. native() has the library's summation order. Every wait polls failures and the clock; the
+// and messages between hosts. native() uses the library's summation order. Every wait polls failures and the clock; the
 // watcher covers calls that cannot be interrupted. Arrays on GPUs are staged through host memory.
 
 class MpiTransport final : public Transport {

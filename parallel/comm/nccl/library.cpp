@@ -158,7 +158,7 @@ class RealNccl final : public NcclApi {
   std::unique_ptr<NcclApi> another() const override { return std::make_unique<RealNccl>(on_); }
 
  private:
-  // The current device is a property of the thread, and background work has a separate thread.
+  // Each thread has its own current device, and background work runs on a separate thread.
   void enter() const { check(cudaSetDevice(on_->device), "cudaSetDevice"); }
   std::shared_ptr<NcclStream> on_;
   cudaStream_t stream_;

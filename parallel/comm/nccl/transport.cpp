@@ -157,8 +157,8 @@ std::shared_ptr<void> NcclTransport::begin(const Call& call) {
 int64_t NcclTransport::native(const Call& call) {
   if (!only_native(call)) return carrier_->direct(call);
   const std::shared_ptr<void> end = begin(call);
-  // The rank's own thread is meanwhile free to queue other work. If its stream joined before the collective ends, it
-  // would block the rank's messages, which another rank may need before it reaches this collective: a deadlock.
+  // The rank's own thread is meanwhile free to queue other work. If the rank's stream joined before the collective
+  // ends, it would block messages that another rank may need before reaching this collective: a deadlock.
   if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call), &call);
   api_->join(*call.gpu, end);
   return sent_directly(call, size(), rank());

@@ -19,7 +19,7 @@ class NcclApi : NotCopied {
 
   virtual NcclId make_id() = 0;
   virtual void begin(int ranks, const NcclId& id, int rank) = 0;
-  // Whether the enqueued work has reached NCCL's stream, which must precede point(). Throws CommError on an NCCL error.
+  // Whether the enqueued work has reached NCCL's stream, as point() requires. Throws CommError on an NCCL error.
   virtual bool queued() = 0;
   virtual bool finished() = 0;  // whether the enqueued work is complete; not during capture
   // No calls may follow. Returns immediately, so that all communicators of a rank are aborted before one of them waits
@@ -47,11 +47,11 @@ class NcclApi : NotCopied {
   virtual std::unique_ptr<NcclApi> another() const = 0;
 };
 
-// Must precede the first CUDA call of a process that uses NCCL. Sets two environment variables unless the user has
+// Must precede the first CUDA call of a process that uses NCCL. Sets two environment variables unless already set
 // (CUDA_MODULE_LOADING, NCCL_GRAPH_REGISTER). Eager kernel loading: lazy loading may wait for an idle GPU, which
 // deadlocks while an NCCL kernel waits for a rank whose next kernel is not loaded. No buffer registration in captured
-// graphs: NCCL treats an address range as one allocation, but arenas map memory in several, so such graphs hang or
-// access other memory (NVIDIA/nccl, issues 1820, 2332 and 2362).
+// graphs: NCCL treats an address range as one allocation, but arenas combine several, so such graphs hang or access
+// other memory (NVIDIA/nccl, issues 1820, 2332 and 2362).
 void prepare_for_nccl();
 
 // `device` is this rank's GPU. Throws Error if the machine has no NCCL or too few devices. Defined if the build has
@@ -59,15 +59,15 @@ void prepare_for_nccl();
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 
 // Ranks with one GPU each: collectives of arrays on GPUs use NCCL, everything else (including the broadcast of NCCL's
-// id) another transport, the carrier (threads or MPI).
+// id) uses another transport, the carrier (threads or MPI).
 //
 //   array on a GPU    collectives by native(), with NCCL's summation order, also for bfloat16
 //                     point-to-point messages: the carrier's; threads from GPU to GPU, MPI through the host
 //   array on the host the carrier's, with its summation order
 //
-// A collective starts after earlier work of the rank's stream, runs on NCCL's stream, and precedes later work of the
+// A collective starts after earlier work on the rank's stream, runs on NCCL's stream, and precedes later work on the
 // rank's stream. While the host waits for completion it polls the clock, failed ranks, and the ranks' call logs
-// (parallel/comm/call.h), which identify a missing rank or a different operation, where NCCL alone would hang. While
+// (parallel/comm/call.h), which identify a missing rank or a mismatched operation, where NCCL alone would hang. While
 // the stream is captured as a CUDA graph the host does not wait: collectives become nodes of the graph, and the code
 // that waits for the graph calls check_progress(). NCCL has no collectives for uneven chunks, so these become a group
 // of one reduce or broadcast per rank, or for an all_to_all a group of sends and receives.

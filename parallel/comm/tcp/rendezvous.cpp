@@ -138,9 +138,9 @@ Endpoint own_end(int fd) {
 
 namespace {
 
-constexpr size_t kMaxUnverified = 64;  // of connections
+constexpr size_t kMaxUnverified = 64;  // connections
 constexpr size_t kMaxRefusal = 500;
-constexpr double kLookupInterval = 3;  // then the name is resolved again
+constexpr double kLookupInterval = 3;  // seconds until the name is resolved again
 constexpr uint32_t kAddressSize = 46;  // numeric, with the terminating 0
 
 // Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
@@ -255,7 +255,7 @@ class Host {
     left_.insert(rank);
   }
 
-  // Returns false if the peer is no longer unverified: it is a rank, or its connection is closed.
+  // Returns false once the peer is verified or its connection is closed.
   bool read_hello(UnverifiedPeer& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
@@ -263,7 +263,7 @@ class Host {
     s.got += static_cast<size_t>(n);
     if (s.got < sizeof(Hello)) return true;
     if (s.hello.magic != Hello::kMagic) return false;
-    if (s.hello.rank > 0 && s.hello.rank < out_.peers.size())  // the old one may have exited since poll()
+    if (s.hello.rank > 0 && s.hello.rank < out_.peers.size())  // the old process may have exited since poll()
       if (const Descriptor& old = out_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
     std::vector<bool> there;
     for (int r = 0; r < m_.ranks; ++r) there.push_back(is_connected(r));
@@ -344,7 +344,7 @@ class Joiner {
     const auto [host, port] = parse_address(m_.address);
     std::string why = "not attempted";
     Descriptor first;
-    do {  // the name may move to another address
+    do {  // the name's address may change
       const Addresses addresses = resolved(host, port, m_.address, deadline_);
       first = connected(*addresses, Deadline(std::min(kLookupInterval, m_.timeout_s)), why);
     } while (!first && !deadline_.is_over());

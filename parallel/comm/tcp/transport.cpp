@@ -91,7 +91,7 @@ void TcpWorld::read_from(int peer) {
   lost("its connection has closed");
 }
 
-// If a rank ends because of another's failure, that failure is also on its way to this rank.
+// If a rank ends because another rank failed, the report of that failure will also reach this rank.
 void TcpWorld::wait_for_cause() const {
   for (int i = 0; i < 25 && failure_state_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
 }

@@ -41,7 +41,7 @@ Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
 // Retries until a peer answers or the deadline passes; `why` is the last reason.
 Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why);
 
-// Disables batching, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
+// Disables Nagle's algorithm, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
 void set_up_for_messages(const Descriptor& socket);
 
 struct Endpoint {
@@ -76,7 +76,7 @@ struct RendezvousResult {
 };
 
 // Collective. Throws FieldError (`rendezvous`, `rank`) for an address that is invalid or cannot be listened on, and on
-// all ranks if two have the same number or expect different world sizes; CommError if ranks do not connect in time.
+// all ranks if two have the same rank or expect different world sizes; CommError if ranks do not connect in time.
 RendezvousResult meet(const RendezvousOptions& options);
 
 // In native byte order.
