@@ -16,7 +16,7 @@ void check_dump(const Job& job, int64_t step) {
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, got {}", job.optim.steps, step));
 }
 
-// Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; of the
+// Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; for the
 // logits, a shard of the columns.
 StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder)
     : trainer_(trainer),
