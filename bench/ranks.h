@@ -1,5 +1,5 @@
-// Rows of several ranks: threads, or processes of an MPI job, in which rank 0 runs Google Benchmark and broadcasts the
-// next row.
+// Benchmark rows with several ranks: threads, or processes of an MPI job, in which rank 0 runs Google Benchmark and
+// broadcasts the next row.
 #pragma once
 
 #include "bench/calibrate.h"

@@ -14,7 +14,7 @@ struct Row {
   std::string name;
   std::function<void(benchmark::State&)> run;
   benchmark::TimeUnit unit = benchmark::kMicrosecond;
-  int64_t iterations = 0;  // fixed unless --benchmark_min_time is set; 0: by time
+  int64_t iterations = 0;  // fixed unless --benchmark_min_time is set; 0: determined by time
 };
 
 // A counter that does not apply to a row: null in JSON, where all rows of a group have the same counters.
