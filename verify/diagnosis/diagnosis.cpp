@@ -167,7 +167,7 @@ bool wrong_targets(Symptoms& s) {
          std::ranges::all_of(o.given, [&](const GivenDifference& g) { return g.pipeline_rank == o.pp - 1; });
 }
 
-// Sequences with wrong coefficients in the gradient, if these coefficients explain it.
+// Sequences with wrong gradient coefficients, if these explain the difference.
 struct Shares {
   std::vector<int64_t> none, twice;
   bool complete = true;  // they form complete micro-batches
