@@ -9,7 +9,7 @@
 namespace tessera::lab {
 
 // Writes the blanked file, the headers named by its page, README.md and compile_commands.json (for editors) to a new or
-// empty directory. Throws Error (usage) if the directory is not empty or without a build, and OutputError.
+// empty directory. Throws Error (usage) for a non-empty directory or a missing build, and OutputError.
 void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 
 constexpr int kGradingSeconds = 30;  // limit of a learner's program; graders take less than 1 s

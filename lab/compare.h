@@ -1,5 +1,4 @@
-// Comparison of values and bytes for graders: each typical mistake predicts its result, and a matching prediction is
-// reported as the cause.
+// Comparison of values and bytes for graders: each typical mistake predicts a result; a match is reported as the cause.
 #pragma once
 
 #include "autograd/var.h"
@@ -39,7 +38,7 @@ auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct)
   return found;
 }
 
-// In all operations.
+// Bytes sent by all operations.
 int64_t sent(const Communicator& world);
 
 std::vector<double> numbers(const Tensor& t);
