@@ -163,8 +163,8 @@ std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& p
   return {};
 }
 
-// Notes for the lecturer: compiled files with bodies identical to the original except for comments and whitespace. They
-// do not affect the result, because short functions have few variants.
+// Notes for the lecturer: compiled files whose bodies are identical to the original except for comments and whitespace.
+// They do not affect the result, because short functions have few variants.
 std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& product, const fs::path& source,
                                        const fs::path& object) {
   const std::string text = read_file(product.source), list = read_file(files_read(object)),

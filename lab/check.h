@@ -22,7 +22,7 @@ Verdict check(const Exercise& exercise, const std::filesystem::path& folder, int
 // most 1 MiB. Throws Error if the process cannot be started or sandboxed.
 Verdict grade_program(const Exercise& exercise, const std::filesystem::path& program,
                       const std::filesystem::path& output, int seconds = kGradingSeconds);
-// The learner's side: answers until the channel is closed. Throws Error (usage) without a channel.
+// The learner's side: answers requests until the channel is closed. Throws Error (usage) without a channel.
 void answer(const Exercise& exercise);
 
 // A submitted exercise or puzzle, found by its file name or task.txt in a learner's directory or its subdirectories.

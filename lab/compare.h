@@ -27,7 +27,7 @@ struct BytesGuess {
 void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
                   const std::string& formula, const std::vector<BytesGuess>& guesses = {});
 
-// Runs ranks as threads with a short timeout. Exceptions of a rank are rethrown with its number as prefix.
+// Runs ranks as threads with a short timeout. A rank's exceptions are rethrown with its number as a prefix.
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);
 
 template <class F>

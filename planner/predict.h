@@ -54,7 +54,7 @@ struct Prediction {
   size_t peak_rank = 0;                  // index of `memory`
   bool fits = true;
   double over_bytes = 0;     // excess of the peak rank over available memory
-  std::string largest = {};  // its largest category
+  std::string largest = {};  // the peak rank's largest category
   Bytes bytes = {};          // sent per rank and step
 };
 

@@ -95,7 +95,7 @@ class StepTokens final : public BatchSource {
  private:
   // Ids and targets; starts and positions if documents are masked.
   using Arrays = std::array<Tensor, 4>;
-  // Consecutive in pinned memory.
+  // Consecutive arrays in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
     Arrays like;        // meta, int32 (B, T)

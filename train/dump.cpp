@@ -81,7 +81,7 @@ void StepDump::begin(const Sequences& sequences) {
     write("input_ids", 0, std::as_bytes(std::span(ids)));
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
-  if (trainer_.mesh().size("tp") == 1)  // otherwise logits exist anyway
+  if (trainer_.mesh().size("tp") == 1)  // otherwise the full logits exist anyway
     model_->head.hooks.loss = [&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
     };

@@ -1,4 +1,4 @@
-// A parallelization plan: the layout of a run over ranks and devices. A model, its data and a seed train identically
+// A parallelization plan: the layout of a run over ranks and devices. Given model, data and seed, training is identical
 // under every plan.
 //
 //   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
@@ -17,7 +17,7 @@
 namespace tessera {
 
 enum class ZeroStage : uint8_t { none, one, two, three };  // shards optimizer state, also gradients, also parameters
-enum class Offload : uint8_t { none, optimizer, parameters };  // stored elsewhere between uses
+enum class Offload : uint8_t { none, optimizer, parameters };  // offloaded to host memory or a file
 enum class CudaGraph : uint8_t { automatic, on, off };         // capture and replay of steps
 
 struct Plan {

@@ -44,7 +44,7 @@ std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
-// int32: the source world rank of each element of whole_gradients() or whole_values().
+// int32: the world rank that provides each element of whole_gradients() or whole_values().
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 
 // Fills `to` with the elements of a full tensor from index `begin` on.

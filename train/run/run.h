@@ -71,9 +71,9 @@ struct RunResult {
 
 class Run : NotCopied {
  public:
-  // Builds the model and resumes the newest checkpoint if the configuration says so. Collective: every rank of `world`
-  // constructs one. Throws as Trainer and RunTrainer::resume() do, and FieldError if more steps are completed than
-  // configured.
+  // Builds the model and resumes the newest checkpoint if the configuration requests it. Collective: every rank of
+  // `world` constructs one. Throws as Trainer and RunTrainer::resume() do, and FieldError if more steps are completed
+  // than configured.
   Run(const RunSetup& setup, Communicator& world, RunObserver* observer = nullptr);
   ~Run();
 

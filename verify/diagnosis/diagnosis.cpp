@@ -441,7 +441,7 @@ constexpr auto kRules = std::to_array<Rule>({
 });
 constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule matches";
 
-// Whether traffic, tokens and factors leave the cause open.
+// Whether traffic, tokens and factors leave the cause ambiguous.
 bool asks_for_probes(const Symptoms& s) {
   const Observations& o = s.seen;
   return s.step > 0 && !s.right_gradients() && o.sent.empty() && o.given.empty() && o.stopped.empty() &&
