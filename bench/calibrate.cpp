@@ -1,4 +1,4 @@
-// Least squares of the equations 1 = alpha / t + beta S / t.
+// Least-squares fit of 1 = alpha / t + beta S / t.
 #include "bench/calibrate.h"
 
 #include <fmt/format.h>
@@ -301,7 +301,7 @@ void time_state(KernelTimer& timer) {
     Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());
     const auto timed = [&](Kernel kernel, const std::function<void()>& work) {
       timer.time(kernel, sizes, [&] {
-        scale_(other, 1.0);  // evicts from the inner caches, as a step's passes do
+        scale_(other, 1.0);  // evicts operands from the inner caches, as a step's passes do
         const double begin = KernelTimer::now();
         work();
         return KernelTimer::now() - begin;

@@ -19,10 +19,10 @@ struct Fit {
 // fewer than three sizes or if time does not grow with size.
 std::optional<Fit> fit(const std::vector<Sample>& samples);
 
-// Measures kernels, optimizer and communication at sizes of training steps in about two minutes, and fits the constants
-// of planner/machine.h. As in a step, inputs written by the preceding kernel are cached, weights and saved activations
-// are not. Ranks are threads: single-threaded ranks are timed by CPU time, which other processes disturb less; ranks
-// with several threads and communication by wall-clock time.
+// Measures kernels, optimizer and communication at training-step sizes in about two minutes, and fits the constants of
+// planner/machine.h. As in a step, inputs written by the preceding kernel are cached, weights and saved activations are
+// not. Ranks are threads: single-threaded ranks are timed by CPU time, which other processes disturb less; ranks with
+// several threads and communication by wall-clock time.
 
 struct Calibration {
   double seconds_of_case = 0.05;      // per kernel and size

@@ -131,7 +131,7 @@ struct Case {
   size_t family = 0;
 };
 
-// S is `bytes` rounded down to a multiple of the ranks.
+// S is `bytes` rounded down to a multiple of n.
 Measured measure(const Case& c, Families& families, Communicator& world, int64_t calls) {
   const int64_t n = world.size(), count = c.bytes / element_size(c.dtype) / n * n;
   const ArenaPtr arena =
@@ -161,7 +161,7 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
               : m.add_sent(sent, size / static_cast<double>(n) * volume);  // not reported by MPI
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
-  // Replaces the sample of an iteration-count estimate.
+  // Replaces samples from iteration-count estimates.
   std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });
   samples.push_back({size, m.seconds});
   return m;

@@ -7,7 +7,7 @@ namespace tessera::bench {
 
 using Vars = std::vector<Var>;
 
-// Sizes are those of a training step of a small GPT.
+// Sizes of a training step of a small GPT.
 
 struct OpCase {
   using Op = std::function<Var(const Vars&)>;
@@ -39,8 +39,8 @@ class Data {
   Data(const OpCase& c, DType dtype, const ArenaPtr& arena);
 
   bool is_case(const OpCase& c) const { return &c == &case_; }
-  // New variables of the same tensors, so gradients do not outlive a row. The first call runs the op twice (with
-  // backward if requires_grad), because first calls time algorithms and allocate memory.
+  // New variables that share the same tensors, so gradients do not outlive a row. The first call runs the op twice
+  // (with backward if requires_grad), because first calls time algorithms and allocate memory.
   Vars operands(bool requires_grad);
   // A lazily created gradient of the result, and options of a backward pass from it.
   Tensor seed();
@@ -73,7 +73,7 @@ Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& 
 
 // The best FLOP/s of several n x n x n matmuls.
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena);
-// The best of several rounds; the copy reads and writes `bytes` each.
+// The best of several rounds; the copy reads `bytes` and writes `bytes`.
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
 
 // Group `op/`: every op of the op table, forward and backward, as in op/matmul/forward/fp32. Rows report the minimum

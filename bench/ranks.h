@@ -1,5 +1,5 @@
-// Rows of several ranks: threads, or processes of an MPI job, in which rank 0 runs Google Benchmark and broadcasts the
-// next row.
+// Benchmark rows with several ranks: threads, or processes of an MPI job, in which rank 0 runs Google Benchmark and
+// broadcasts the next row.
 #pragma once
 
 #include "bench/calibrate.h"
@@ -41,7 +41,7 @@ struct Place : Choice {
   Communicator* job = nullptr;  // null: ranks are threads
 
   bool processes() const { return job != nullptr; }
-  // The ranks of the job, --ranks, or the default.
+  // Numbers of ranks: the job's, --ranks, or the default.
   std::vector<int> several(std::vector<int> default_value) const;
   Backend backend() const;
 };

@@ -14,7 +14,7 @@ struct Row {
   std::string name;
   std::function<void(benchmark::State&)> run;
   benchmark::TimeUnit unit = benchmark::kMicrosecond;
-  int64_t iterations = 0;  // fixed unless --benchmark_min_time is set; 0: by time
+  int64_t iterations = 0;  // fixed unless --benchmark_min_time is set; 0: determined by time
 };
 
 // A counter that does not apply to a row: null in JSON, where all rows of a group have the same counters.
@@ -26,7 +26,7 @@ double quantile(std::vector<double> values, double share);
 // control measurements `reference_rounds` (one rank or the plain loop) and `machine_rounds` alternate with the rounds.
 void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std::string_view name = "rounds");
 // Seconds of a fixed workload without Tessera code: multiply-adds in registers and a copy of 4 MiB. A difference
-// between two files indicates a change of the machine.
+// between two files indicates that the machine has changed.
 double machine_seconds();
 inline constexpr int kChecks = 5;  // before and after a row, so that caches stay warm between rounds
 

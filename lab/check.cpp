@@ -1,4 +1,4 @@
-// Runs the commands of the build with the learner's file in place of the original.
+// Runs the build's commands with the learner's file in place of the original.
 #include "lab/check.h"
 
 #include <fmt/format.h>
@@ -67,7 +67,7 @@ Compilation compile_command(const Exercise& e) {
 
 std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
 
-// Fast, without warnings about incomplete code.
+// Compiles quickly, without warnings about incomplete code.
 Args learners(const Compilation& product, const fs::path& source, const fs::path& object) {
   Args out;
   for (size_t i = 0; i < product.command.size(); ++i) {
@@ -139,7 +139,7 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& c
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// Rejects sources and local includes that are not regular files, because reading them may not end.
+// Rejects sources and local includes that are not regular files, because reading them may never end.
 void check_readable(const fs::path& source) {
   static const std::regex include(R"(#[ \t]*include[ \t]*["<]([^">\n]+)[">])");
   const std::string text = read_full(source, kMaxBytes);
@@ -163,8 +163,8 @@ std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& p
   return {};
 }
 
-// Notes for the lecturer: compiled files with bodies identical to the original except for comments and whitespace. They
-// do not affect the result, because short functions have few variants.
+// Notes for the lecturer: compiled files whose bodies are identical to the original except for comments and whitespace.
+// They do not affect the result, because short functions have few variants.
 std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& product, const fs::path& source,
                                        const fs::path& object) {
   const std::string text = read_file(product.source), list = read_file(files_read(object)),

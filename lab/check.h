@@ -9,7 +9,7 @@
 namespace tessera::lab {
 
 // Writes the blanked file, the headers named by its page, README.md and compile_commands.json (for editors) to a new or
-// empty directory. Throws Error (usage) if the directory is not empty or without a build, and OutputError.
+// empty directory. Throws Error (usage) for a non-empty directory or a missing build, and OutputError.
 void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 
 constexpr int kGradingSeconds = 30;  // limit of a learner's program; graders take less than 1 s
@@ -22,7 +22,7 @@ Verdict check(const Exercise& exercise, const std::filesystem::path& folder, int
 // most 1 MiB. Throws Error if the process cannot be started or sandboxed.
 Verdict grade_program(const Exercise& exercise, const std::filesystem::path& program,
                       const std::filesystem::path& output, int seconds = kGradingSeconds);
-// The learner's side: answers until the channel is closed. Throws Error (usage) without a channel.
+// The learner's side: answers requests until the channel is closed. Throws Error (usage) without a channel.
 void answer(const Exercise& exercise);
 
 // A submitted exercise or puzzle, found by its file name or task.txt in a learner's directory or its subdirectories.

@@ -1,5 +1,4 @@
-// Comparison of values and bytes for graders: each typical mistake predicts its result, and a matching prediction is
-// reported as the cause.
+// Comparison of values and bytes for graders: each typical mistake predicts a result; a match is reported as the cause.
 #pragma once
 
 #include "autograd/var.h"
@@ -28,7 +27,7 @@ struct BytesGuess {
 void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
                   const std::string& formula, const std::vector<BytesGuess>& guesses = {});
 
-// Runs ranks as threads with a short timeout. Exceptions of a rank are rethrown with its number as prefix.
+// Runs ranks as threads with a short timeout. A rank's exceptions are rethrown with its number as a prefix.
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);
 
 template <class F>
@@ -39,7 +38,7 @@ auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct)
   return found;
 }
 
-// In all operations.
+// Bytes sent by all operations.
 int64_t sent(const Communicator& world);
 
 std::vector<double> numbers(const Tensor& t);

@@ -67,7 +67,7 @@ struct Exercise {
   std::vector<Bound> bounds;
   // Throws Failure, or records it in the grading.
   PassedChecks (*grade)(Grading& grading) = nullptr;
-  std::vector<std::string_view> without = {};  // forbidden functions of Tessera that do the same
+  std::vector<std::string_view> without = {};  // forbidden Tessera functions with the same effect
   int number = 0;                              // index in the list, from 1
   std::string_view page = {};                  // lab/pages/NAME.md
 

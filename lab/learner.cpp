@@ -88,7 +88,7 @@ std::vector<sock_filter> confining_filter() {
                    static_cast<uint32_t>(k)});
   };
   const auto load = [&](size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, offset); };
-  // Returns `result` if an argument word of the call passes a test with k, or `unless` otherwise.
+  // Returns `result` if an argument word of the call passes (with `unless`: fails) a test with k.
   const auto end = [&](int call, size_t word, int test, size_t k, bool unless = false, uint32_t result = kDeny) {
     load(offsetof(seccomp_data, nr));
     add(BPF_JMP | BPF_K | BPF_JEQ, static_cast<size_t>(call), 0, 3);

@@ -16,7 +16,7 @@ Settings PlannedLayout::settings() {
 
 namespace {
 
-// No layers recompute, or all.
+// Without recomputation, and with full recomputation.
 struct Ends {
   planner::Prediction none, all;
 };

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Placeholder line of a page for the numbers of the seed.
+// Placeholder line of a page for the problem instance.
 constexpr std::string_view kNumbers = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {

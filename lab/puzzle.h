@@ -1,8 +1,8 @@
 // Puzzles: a learner's files, graded immediately by Tessera itself: schedules by simulation, placements on thread
-// ranks, plans by prediction. No code of the learner is run.
+// ranks, plans by prediction. No learner code is run.
 //
 // A puzzle has targets and an embedded page, lab/pages/puzzles/NAME.md, and requires no checkout, compiler or C++. A
-// learner's seed determines the numbers, so learners cannot exchange solutions, and no command prints one.
+// learner's seed determines the problem instance, so learners cannot exchange solutions, and no command prints one.
 #pragma once
 #include <filesystem>
 

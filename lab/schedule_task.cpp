@@ -1,4 +1,4 @@
-// Limits of schedule puzzles, by Tessera's schedules and a local search that starts from them.
+// Limits of schedule puzzles, from Tessera's schedules and a local search that starts from them.
 #include "lab/schedule_task.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Tasks of schedule puzzles. The seed determines the numbers and the rank of each stage, so files of other learners are
+// Tasks of schedule puzzles. The seed determines the sizes and the rank of each stage, so files of other learners are
 // rejected; no schedule of Tessera meets the limits.
 #pragma once
 #include <string_view>

@@ -172,7 +172,7 @@ double layer_parameters(const ModelShape& m) {
   double small = m.gated ? 2 * h + (m.qkv_bias ? qkv : 0) + (m.proj_bias ? h : 0) + (m.mlp_bias ? 2 * f + h : 0)
                          : 4 * h + qkv + h + (m.experts > 0 ? 0 : f + h);  // experts have no biases
   if (m.qk_norm) small += 2 * real(m.head_size());
-  return layer_matrices(m) + small + h * real(m.experts);  // + router
+  return layer_matrices(m) + small + h * real(m.experts);  // plus the router
 }
 
 double parameters(const ModelShape& m) {

@@ -80,13 +80,13 @@ struct Hardware {
   int64_t ranks_per_node = 0;
   double intra_bytes_per_s = 0, inter_bytes_per_s = 0;      // per rank and direction, within and between nodes
   double intra_latency_s = 0, inter_latency_s = 0;          // per message
-  double launch_s = 0;                                      // of a kernel, or of a call that blocks the device
+  double launch_s = 0;                                      // per kernel, or per call that blocks the device
   double product_efficiency = 0.85;                         // large matmuls: fraction of peak_flops
   double memory_efficiency = 0.85;                          // elementwise kernels: fraction of hbm_bytes_per_s
   double intra_efficiency = 0.78, inter_efficiency = 0.85;  // collectives: fraction of link bandwidth
   double contention = 0.15;  // slowdown of compute, as a fraction of overlapped communication time
   std::map<std::string, AttentionRate> attention = {};  // key: unfused, flash1, flash2, cudnn, ...
-  double reserved_bytes = 0;                            // of memory_bytes, for driver and libraries
+  double reserved_bytes = 0;                            // part of memory_bytes for driver and libraries
   int64_t processors = 0;                               // CPU cores shared by a node's ranks; 0: not shared
   double range_fastest = 1, range_slowest = 1;          // factors of the predicted time; 1 for a measured machine
   std::shared_ptr<const Machine> measured = {};         // predicts Tessera's own steps
@@ -98,7 +98,7 @@ enum class TensorOverlap : uint8_t { none, backward, all };  // overlap of tp co
 // Whether ZeRO-3 reshards parameters after forward and gathers them again for backward; automatic: unless pp > 1.
 enum class Reshard : uint8_t { always, never, automatic };
 
-// What a framework stores, sends and overlaps, according to its documentation.
+// A framework's storage, communication and overlap, according to its documentation.
 struct Software {
   std::string name = "tessera";
   std::string attention = "flash2";  // key of Hardware::attention

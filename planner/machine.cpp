@@ -1,4 +1,4 @@
-// Least-squares fit of kernel constants, call times, and the measurement file of a machine.
+// Least-squares fit of kernel constants, call times, and a machine's measurement file.
 #include "planner/machine.h"
 
 #include <fmt/format.h>

@@ -107,7 +107,7 @@ class Clock {
     const bool first = i == 0, last = i + 1 == layers_.size();
     if (first) out.add(1, time(work_.first, busy));
     if (last) out.add(1, time(work_.last, busy));
-    // Micro-batches after the first accumulate their gradients; a tied table accumulates two.
+    // Micro-batches after the first accumulate their gradients; a tied table accumulates two gradients.
     const double m = real(p_.microbatches), table = real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels);
     Work sums;
     sums.weight.tasks = {

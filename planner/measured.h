@@ -17,8 +17,8 @@ struct Measured {
   double bubble = 0;                    // fraction of the step
   MemoryParts memory = {};              // of the peak rank
 };
-// Trains on synthetic tokens: 3 warm-up steps, then `steps` steps, or after one minute fewer (at least 3). `working`
-// receives the number of completed steps. check() must have accepted the job.
+// Trains on synthetic tokens: 3 warm-up steps, then `steps` steps, or fewer (at least 3) if they exceed one minute.
+// `working` receives the number of completed steps. check() must have accepted the job.
 Measured measure(
     const Job& job, const std::function<void(int done)>& working = [](int) {}, int steps = 12);
 

@@ -1,4 +1,4 @@
-// Memory and communication volume by description, and by closed forms and dry runs of an equivalent job.
+// Memory and communication volume, from Software or from closed forms and dry runs of an equivalent job.
 #include "planner/memory.h"
 
 #include <algorithm>
@@ -124,7 +124,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   if (s.name != "tessera")
     workspace += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
                  (p.sp && p.tp > 1 ? 2 * a.full : 0);
-  double unsharded_table = 0;  // ZeRO-2/3 of Tessera temporarily unshards a table and its gradient
+  double unsharded_table = 0;  // Tessera's ZeRO-2/3 temporarily unshards a table and its gradient
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
@@ -158,7 +158,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
                                   last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
         .workspace = workspace};
-    if (s.message_buffers)  // also saves outputs; a received input counts as that of the first layer
+    if (s.message_buffers)  // also saves outputs; a received input counts as the first layer's
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
     if (first) m.activations += flights / chunks * a.mask;  // dropout mask of the embeddings

@@ -20,7 +20,7 @@ std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
 // The FLOP-balanced split of a Tessera job, otherwise an even split.
 std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own);
 
-// Of a stage's rank before sharding over the data axis: layers (with local experts), embeddings and head.
+// Parameters of a stage's rank before sharding over the data axis: layers (with local experts), embeddings and head.
 struct StageParameters {
   double dense = 0, experts = 0;
   double all() const { return dense + experts; }
@@ -34,7 +34,7 @@ double saved_by_layer(const Case& c);
 // of their outputs.
 double saved_for_weight_pass(const Case& c);
 
-// Per pipeline rank, by description; `layers` per stage.
+// Memory per pipeline rank, from Software; `layers` per stage.
 std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64_t>& layers,
                                           const PipelineTime& pipeline);
 // Per pipeline rank, by a dry run: the peak over the ranks of its stages. nullopt if a rank exceeds a terabyte.

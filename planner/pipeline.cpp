@@ -172,7 +172,8 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
   const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
                others = passes - slowest / m, share = (p - 1) / p, way = 2 * (p - 1) * message;
-  // Lower bound for few micro-batches: through all stages and back, then the last stage's passes of the others.
+  // Lower bound for few micro-batches: through all stages and back, then the last stage's passes of the other
+  // micro-batches.
   const double turns = all.forward + all.input + (m - 1) * (stages.back().forward + stages.back().input),
                stagger = spans ? 0 : share * all.forward / v;
   double seconds = slowest + others + way;

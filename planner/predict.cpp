@@ -113,7 +113,7 @@ Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineCl
   return s;
 }
 
-// Update and data axis are those of the busiest rank.
+// Uses the busiest rank's update and data axis.
 Prediction predict_time(const Case& c, const Stages& s) {
   const double m = real(c.layout.plan.microbatches);
   const auto busiest = std::ranges::max_element(s.pipeline.busy) - s.pipeline.busy.begin();

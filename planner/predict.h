@@ -53,18 +53,18 @@ struct Prediction {
   std::vector<MemoryParts> memory = {};  // per pipeline rank
   size_t peak_rank = 0;                  // index of `memory`
   bool fits = true;
-  double over_bytes = 0;     // of the peak rank over the available memory
-  std::string largest = {};  // its largest category
+  double over_bytes = 0;     // excess of the peak rank over available memory
+  std::string largest = {};  // the peak rank's largest category
   Bytes bytes = {};          // sent per rank and step
 };
 
 // Throws FieldError for an invalid case.
 Prediction predict(const Case& c);
-// Expects a checked case and layers per stage; memory is by description. Without a clock (in a search), times are
+// Expects a checked case and layers per stage; memory follows from Software. Without a clock (in a search), times are
 // closed-form and `bytes` is empty.
 class PipelineClock;
 Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock);
-// If the case is a run of Tessera, a dry run provides memory and bytes.
+// If the case is a Tessera run, a dry run provides memory and bytes.
 Prediction as_run(const Case& c, Prediction by_description);
 
 }  // namespace tessera::planner

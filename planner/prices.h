@@ -1,5 +1,5 @@
-// Two cost models of Work: closed forms from the literature and data sheets for published hardware (all GPUs), and this
-// machine's measurement (machine.h), including ranks that share cores and memory bandwidth.
+// Two cost models of Work: closed forms from the literature and data sheets for published hardware (all GPUs), and
+// measurements of this machine (machine.h), including ranks that share cores and memory bandwidth.
 #pragma once
 #include <memory>
 
@@ -49,7 +49,7 @@ double exposed(const Hardware& h, double sent, double compute);
 
 // As seen by one rank, with matmul throughput of `dtype`.
 Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtype);
-// Whether the measurement covers all kernels: Tessera, without experts.
+// Whether measurements cover the case's kernels: Tessera without experts.
 bool has_measured_times(const Case& c);
 // Sets step_s, parts, stages and bubble. The dtype follows from Software::parameter_bytes.
 void set_measured_times(const Case& c, const Machine& machine, Prediction& out);

@@ -1,4 +1,4 @@
-// Texts and sensitivity analysis of a recommendation.
+// Text and sensitivity analysis of a recommendation.
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
@@ -67,7 +67,7 @@ std::string node_text(const SearchRequest& q, const Plan& p) {
                      inside.empty() ? "" : fmt::format("within a node of {} ranks: {}; ", node, inside), across);
 }
 
-// The other plans within the error of the cost model.
+// The other plans whose times are within the model error.
 std::string close_call_text(const SearchResult& a) {
   size_t last = 1;
   while (last < a.best.size() && a.best[last].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)
@@ -144,7 +144,7 @@ std::vector<WhyNot> why_not(const SearchRequest& q, const SearchResult& a) {
       out.push_back({a.best[i].layout, "runner-up: " + compared(a.best[i], best)});
       break;
     }
-  Estimator estimate(q);  // predicts both sides by the same method
+  Estimator estimate(q);  // predicts both plans by the same method
   const Candidate here{best.layout, estimate.simulated(best.layout)};
   for (const Layout& l : neighbours(q, best.layout))
     if (out.empty() || !(out[0].layout == l)) out.push_back({l, compared({l, estimate.simulated(l)}, here)});
@@ -208,7 +208,7 @@ std::vector<double> times(Estimator estimate, const SearchResult& a) {
   return out;
 }
 
-// The new fastest plan, if it changes; closed forms are calibrated by the simulated times.
+// The new fastest plan, if it changes; closed forms are calibrated with simulated times.
 std::optional<size_t> new_winner(const Estimator& other, const SearchResult& a, const std::vector<double>& baseline) {
   const std::vector<double> changed = times(other, a);
   size_t best = 0;

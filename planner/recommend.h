@@ -20,12 +20,12 @@ struct WhyNot {
 struct Recommendation {
   Candidate plan = {};
   std::vector<std::string> why = {};
-  // The best plan with another mesh (runner-up), then the recommended plan with one choice changed each.
+  // The best plan with another mesh (runner-up), then variants of the recommended plan with one choice changed.
   std::vector<WhyNot> why_not = {};
   std::string weakest_assumption = {};
 };
 
-// Requires a plan in answer.best.
+// Requires a non-empty answer.best.
 Recommendation recommend(const SearchRequest& question, const SearchResult& answer);
 
 // "does not fit: 3.2 GB over capacity, mostly activations", "4.1% slower: +0.31 s tp".

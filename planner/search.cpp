@@ -17,9 +17,9 @@
 namespace tessera::planner {
 namespace {
 
-constexpr size_t kSimulated = 200;  // plans simulated, in the order of closed forms
-// Only listed plans of Tessera get a dry run; described memory has this relative error. kExtra: additional candidates
-// near the capacity, and with the headroom kRoomy.
+constexpr size_t kSimulated = 200;  // plans to simulate, ordered by closed-form time
+// Only listed plans of Tessera get a dry run; kRoughly: relative error of described memory. kExtra: additional
+// candidates near the capacity, and with headroom kRoomy.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
 constexpr size_t kExtra = 100;
 constexpr double kSlack = 0.98;  // lower bound of simulated over closed-form time

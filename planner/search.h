@@ -40,7 +40,7 @@ struct SearchRequest {
 
 Case make_case(const SearchRequest& question, const Layout& layout);
 
-// All meshes with their micro-batches; free schedules are 1f1b and free ZeRO stages 0. If there is none, throws
+// All meshes with their micro-batches; free schedules are 1f1b and free ZeRO stages 0. If there are none, throws
 // FieldError with the conflicting field or the nearest valid number of ranks.
 std::vector<Layout> bases(const SearchRequest& question);
 std::vector<Layout> variants(const SearchRequest& question, const Layout& base);
@@ -50,11 +50,11 @@ class Estimator {
  public:
   // Throws FieldError for invalid sizes and rates.
   explicit Estimator(const SearchRequest& question);
-  // Closed forms, for layouts of bases() and variants(); memory by description, `bytes` empty.
+  // Closed forms, for layouts of bases() and variants(); memory from Software, `bytes` empty.
   Prediction operator()(const Layout& layout) { return of(layout, false); }
-  // Simulates the pipeline; memory and bytes by description.
+  // Simulates the pipeline; memory and bytes from Software.
   Prediction simulated(const Layout& layout) { return of(layout, true); }
-  // Completes simulated() to the result of predict().
+  // Extends simulated() to the result of predict().
   Prediction as_run(const Layout& layout, Prediction simulated);
   // Whether predict() uses a dry run instead of described memory.
   bool uses_dry_run() const { return own_; }
@@ -78,7 +78,7 @@ struct Candidate {
 struct SearchResult {
   // Fastest first: the best of each mesh and ZeRO stage, then further plans that fit.
   std::vector<Candidate> best = {};
-  std::vector<Candidate> too_large = {};               // fast by their bound; the closest to fitting first
+  std::vector<Candidate> too_large = {};               // fast according to their bound; closest to fitting first
   int64_t feasible = 0, estimated = 0, simulated = 0;  // bases, closed forms, simulations
 };
 

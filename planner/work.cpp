@@ -6,7 +6,7 @@
 namespace tessera::planner {
 namespace {
 
-// Appends calls of a rank's local sizes to Work.
+// Appends kernel calls with local sizes to Work.
 class Lists {
  public:
   Lists(const Case& c, Caller caller) : c_(c), tessera_(caller == Caller::tessera) {}

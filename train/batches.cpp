@@ -1,4 +1,4 @@
-// Sequences from files or the RNG, and the arrays of a rank.
+// Sequences from files or the RNG, and a rank's token arrays.
 #include "train/batches.h"
 
 #include <cstring>

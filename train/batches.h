@@ -28,15 +28,15 @@ struct Sequences {
   std::vector<int64_t> lengths(int64_t step, int64_t first, int64_t count) const;
 };
 
-// Tokens computed per sequence in a pass over sequences of these lengths: the longest, rounded up to a multiple of
-// kTokensTogether and of the token partitions of cp and sp, at most the context; the context if `lengths` is empty.
+// Tokens computed per sequence in a pass over sequences of these lengths: the maximum, rounded up to a multiple of
+// kTokensTogether and of the number of cp and sp partitions, at most the context; the context if `lengths` is empty.
 inline constexpr int64_t kTokensTogether = 64;
 int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
-// Document starts of those tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, otherwise 0;
+// Document starts of these tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, otherwise 0;
 // Documents::kPadding after each sequence. Returns `starts` if `lengths` is empty.
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
 
-// Throws FieldError if the tokens have none.
+// Throws FieldError if `sequences` has none.
 int32_t document_end(const Sequences& sequences);
 
 // Throws FieldError if the job masks documents without known boundaries, or if some targets are not trained under a
@@ -46,8 +46,8 @@ void check_sequences(const Job& job, const Sequences& sequences);
 // The divisor of a step's loss.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 
-// Sequences of the training split, which must outlive the result. Examples, shards, mixtures and a shuffled single file
-// are read in epochs: each row (data/examples.h, or TrainingWindows) once per epoch, in a new order
+// Sequences of the training split; `dataset` must outlive the result. Examples, shards, mixtures and a shuffled single
+// file are read in epochs: each row (data/examples.h, or TrainingWindows) once per epoch, in a new order
 // (data/token_file.h). Otherwise Loader samples the start of each sequence. Throws InputError, and Error (usage) for
 // short files.
 Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
@@ -95,7 +95,7 @@ class StepTokens final : public BatchSource {
  private:
   // Ids and targets; starts and positions if documents are masked.
   using Arrays = std::array<Tensor, 4>;
-  // Consecutive in pinned memory.
+  // Consecutive arrays in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
     Arrays like;        // meta, int32 (B, T)
@@ -104,7 +104,7 @@ class StepTokens final : public BatchSource {
   Arrays read(int64_t step, int64_t microbatch) const;
   Arrays arrays(int64_t microbatch, const std::array<bool, 4>& wanted);
   StepInfo place(int64_t tokens) const;
-  // Of the sequences computed on this rank, or (`moved`) exchanged together.
+  // Lengths of sequences computed on this rank, or (`moved`) exchanged together.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
   // Empty: all.
   const std::vector<int64_t>& local_columns(int64_t tokens) const;

@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 constexpr double kMegabyte = 1 << 20;
-constexpr double kMaxSteps = 1e12;  // times the number of ranks far below the 64-bit limit
+constexpr double kMaxSteps = 1e12;  // so that steps times ranks stays far below 2^63
 
 }  // namespace
 

@@ -49,7 +49,7 @@ Settings field_descriptors(Optimisation& optim);
 struct DataConfig {
   std::string source = "austen";  // the data: field `data`
   HeldOut held = {};
-  std::optional<std::string> tokenizer = {};  // unset: that of the initial model, or by the preset
+  std::optional<std::string> tokenizer = {};  // unset: the initial model's or the preset's
   std::string add_tokens = {}, end = {};
   bool shuffle = false;
   // Fine-tuning examples.
@@ -66,7 +66,7 @@ struct RunConfig {
   std::optional<std::string> out = {};                           // run directory; unset: runs/DATE-TIME
   bool resume = false;                                           // continue the run in `out`
   int64_t save_every = 500, keep = 2, eval_every = 500;
-  double save_share = 0, eval_share = 0;  // fraction of an epoch, replaces the step counts; 0: unused
+  double save_share = 0, eval_share = 0;  // fractions of an epoch, replace step counts; 0: unused
   std::optional<double> epochs = {};      // replaces optim.steps
   int64_t patience = 0;                   // validations without improvement that end the run; 0: unlimited
   int64_t check_replicas = 0;             // steps between checks; 0: only when saving
@@ -82,13 +82,13 @@ struct TrainConfig {
   DataConfig data = {};
   RunConfig run = {};
   std::string preset = "gpt-nano";    // the named sizes that `model` extends
-  std::optional<int64_t> ranks = {};  // the ranks that were required, if any
-  // What config.toml contains of the derived fields (Field::open): those that a user set, or, if unset, all that apply.
+  std::optional<int64_t> ranks = {};  // the requested number of ranks, if any
+  // The derived fields (Field::open) in config.toml: those that a user set or, if nullopt, all that apply.
   std::optional<std::set<std::string, std::less<>>> given = {};
 };
 using Job = TrainConfig;
 
-// Throws FieldError for model sizes that do not divide each other, independent of the plan.
+// Throws FieldError for invalid model sizes, or if `microbatches` does not divide the batch.
 void check_sizes(const Job& job);
 // Throws FieldError if this process cannot start or join `ranks` ranks of the plan's backend.
 void check_backend(const Plan& plan, int64_t ranks);
@@ -97,10 +97,10 @@ void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
 // Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
 void check(const Job& job, bool traced = false);
 
-// Whether there are checkpoints before the last one, written in the background from a copy.
+// Whether any checkpoint before the last one is written in the background from a copy.
 bool saves_in_background(const TrainConfig& config);
 
-// The full model's config; an unset vocabulary is that of the tokens. Throws FieldError if it is smaller than theirs.
+// The full model's config; an unset vocabulary becomes `tokens_vocab`. Throws FieldError if a set one is smaller.
 ModelConfig model_config(const Job& job, int64_t tokens_vocab);
 // As meta tensors.
 std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);

@@ -98,11 +98,12 @@ void add_files(Settings& s, RunConfig& r) {
       .of_call();
 }
 
-// Keys of a run's config.toml without an option: the base model of its adapters.
+// Keys of config.toml without a command-line option: the base model of a run's adapters.
 constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
 bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
 
-// Whether users may write the value: a derived field can have another, such as 0 for a size that follows from others.
+// Whether users may write the value: a derived field can also have internal values, such as 0 for a size that follows
+// from others.
 bool is_writable(const Setting& s) {
   try {
     s.read("", s.text());
@@ -112,7 +113,7 @@ bool is_writable(const Setting& s) {
   }
 }
 
-// Replaces values that resolution expands by the shorter ones that were typed.
+// Replaces expanded values by the shorter ones that the user typed.
 void shorten(TrainConfig& c) {
   if (!c.given) {
     c.preset = plain_preset(c.model.family);

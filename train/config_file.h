@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-using Args = std::vector<std::pair<std::string, std::string>>;  // names as in files and on the command line, and values
+using Args = std::vector<std::pair<std::string, std::string>>;  // (name in files and on the command line, value)
 
 inline constexpr const char* kBaseHelp =
     "base model of the adapters: a Hugging Face folder or a run [the model recorded in the adapters]";
@@ -23,8 +23,8 @@ inline constexpr const char* kNoBosHelp =
 // In the order of help and files.
 Settings field_descriptors(TrainConfig& config);
 
-// The fields whose names are `chosen`, with their values as in files; derived fields only if they were set. `all` are
-// the descriptors of `config` or of a struct that extends it.
+// The fields that `chosen` accepts, with their values as in files; derived fields only if set. `all` are the
+// descriptors of `config` or of a struct that extends it.
 Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const Field& field));
 // The keys and values of to_toml().
 Args config_values(TrainConfig config);

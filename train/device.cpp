@@ -68,7 +68,7 @@ std::string describe_nccl(const Plan& p) {
 
 namespace {
 
-// What rules out cuDNN; empty: nothing.
+// Why cuDNN cannot be used; empty: it can.
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16)
     return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
@@ -95,7 +95,7 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// Why cuDNN rejects the run's attention on this GPU; empty: it does not.
+// Why cuDNN rejects the run's attention on this GPU; empty: it accepts.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})

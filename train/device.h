@@ -16,7 +16,7 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels =
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // A mapped file, or pinned host memory for ranks on a GPU.
 ArenaPtr offload_arena(Device device);
-// Two GPUs of the plan's ranks without peer access to each other; empty if all have it.
+// Names two GPUs of the plan's ranks without peer access to each other; empty: none.
 std::string gpus_apart(const Plan& plan);
 // For display: the calling thread's GPU; the transport that NCCL uses without peer access, or empty.
 std::string describe_device();
@@ -36,7 +36,7 @@ void check_bfloat16(const Job& job);
 std::string describe_attention(const Job& job);
 
 // Returns `world`. Throws the same Error (usage) on every rank, naming the field, if the ranks' jobs differ, because
-// they would deadlock. Collective.
+// such ranks would deadlock. Collective.
 Communicator& with_one_job(Communicator& world, Job job);
 
 }  // namespace tessera

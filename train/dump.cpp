@@ -16,7 +16,7 @@ void check_dump(const Job& job, int64_t step) {
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, got {}", job.optim.steps, step));
 }
 
-// Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; of the
+// Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; for the
 // logits, a shard of the columns.
 StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder)
     : trainer_(trainer),
@@ -81,7 +81,7 @@ void StepDump::begin(const Sequences& sequences) {
     write("input_ids", 0, std::as_bytes(std::span(ids)));
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
-  if (trainer_.mesh().size("tp") == 1)  // otherwise logits exist anyway
+  if (trainer_.mesh().size("tp") == 1)  // otherwise the full logits exist anyway
     model_->head.hooks.loss = [&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
     };

@@ -3,8 +3,8 @@
 //
 //   input_ids, targets    int32 (B, T), the step's global batch; untrained targets are -1
 //   loss                  float64 (), the mean over the trained targets
-//   NAME                  the output of that module: (B, T, C); of lm_head (B, T, V)
-//   NAME.grad             the gradient of the loss with respect to it; both are zero for padding
+//   NAME                  the output of that module: (B, T, C); for lm_head (B, T, V)
+//   NAME.grad             the gradient of the loss with respect to NAME; both are zero for padding
 //
 //   gpt2    transformer.wte; per layer transformer.h.0.attn, transformer.h.0.mlp, transformer.h.0;
 //           transformer.ln_f, lm_head
@@ -15,7 +15,7 @@
 // tp.
 //
 //   rows of the file      sequences of the micro-batch x tokens of cp (zig-zag or not) and of sp
-//   columns of the file   all; of lm_head the rank's shard of the vocabulary
+//   columns of the file   all; for lm_head the rank's shard of the vocabulary
 //
 // Additional memory: the full logits, even if the step computes them in blocks; a host copy of one device tensor at a
 // time; on rank 0 the batch's tokens.
@@ -29,8 +29,8 @@
 
 namespace tessera {
 
-// Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped: its ranks run no synchronized
-// steps, or the run ends before it.
+// Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped, because ranks run no synchronized
+// steps or the run ends before.
 void check_dump(const Job& job, int64_t step);
 
 class StepDump {
@@ -39,8 +39,8 @@ class StepDump {
   // outlive it. Throws as check_dump() does, and FieldError if the model is not a Decoder.
   StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder);
   bool is_next() const { return trainer_.steps_done() + 1 == step_; }
-  // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Throw OutputError;
-  // finish() throws Error if the file is incomplete.
+  // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Both throw
+  // OutputError; finish() throws Error if the file is incomplete.
   void begin(const Sequences& sequences);
   void finish(double loss);
 

@@ -59,7 +59,7 @@ bool Generator::own(size_t prompt) const {
   return static_cast<int>(prompt % static_cast<size_t>(mesh.size("dp"))) == mesh.coordinate("dp");
 }
 
-// Logits after texts with equally many unread tokens, on the ranks of the last stage.
+// Next-token logits of texts with equally many unread tokens, on ranks of the last stage.
 Tensor Generator::pass(const std::vector<Writing*>& texts) {
   LanguageModel& model = trainer_.model();
   Communicator &pp = trainer_.mesh()["pp"], &tp = trainer_.mesh()["tp"];
@@ -108,7 +108,7 @@ void Generator::advance(const std::vector<Writing*>& texts, const SampleOptions&
   }
 }
 
-// Every rank runs as many passes as the busiest one, because ZeRO-3 gathers weights from all.
+// Every rank runs as many passes as the busiest one, because ZeRO-3 gathers weights from all ranks.
 void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
                       const std::function<bool(size_t, int32_t)>& on_token) {
   const NoGrad no_grad;
@@ -126,7 +126,7 @@ void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t 
       if (!w.ended && !w.is_read && now.empty()) now.push_back(&w);
     for (Writing& w : texts)
       if (!w.ended && w.is_read && (now.empty() || now.front()->is_read)) now.push_back(&w);
-    // A text that fills the context rereads half of it, in a separate pass.
+    // If a text fills the context, half of it is reread in a separate pass.
     const auto long_one = std::ranges::find_if(now, [](Writing* w) { return w->text.unread().size() > 1; });
     if (long_one != now.end()) now = {*long_one};
     const bool more = trainer_.world().size() > 1 ? trainer_.world().max(now.empty() ? 0 : 1) > 0 : !now.empty();

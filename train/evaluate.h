@@ -13,9 +13,9 @@ struct Evaluation {
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
   const Job* job = nullptr;
   int64_t at_once = 1;      // sequences per forward pass
-  int turn = 0, turns = 1;  // index and number of the groups that evaluate alternately
+  int turn = 0, turns = 1;  // index of this group among those that alternate, and their number
   ArenaPtr arena = {};
-  std::function<bool()> stop = {};  // polled before each round; one rank's result stops all
+  std::function<bool()> stop = {};  // polled before each round; true on one rank stops all
 };
 
 // Mean loss over the targets of `split`, the same on every rank of `world`; nullopt if stopped. Collective. Throws

@@ -19,7 +19,7 @@ bool has(const Module::Unit& unit, const Var& weight) {
   return std::ranges::any_of(unit.slots, [&](const Slot& slot) { return &slot.parameter->var == &weight; });
 }
 
-// Sizes by pipeline rank on a tp rank, from a layout with fake ranks.
+// Sizes by pipeline rank for one tp rank, computed with fake ranks.
 std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
   Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
@@ -74,8 +74,8 @@ std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, cons
       sizes.head_norms += head_norms;
       (at[u] < 0 ? sizes.tables : sizes.biases) += replicated - norms - head_norms - routers;
     }
-    // A lookup table is gathered once, other units in the forward and the backward pass, a tied table for both
-    // purposes. Recomputation gathers an expert again, since it is a unit inside its layer.
+    // A lookup table is gathered once, other units in forward and in backward, a tied table three times. Recomputation
+    // gathers an expert again, since it is a unit inside its layer.
     const bool again = units[u].is_expert() && config.recompute == Recompute::block;
     unit.uses = at[u] >= 0 ? (again ? 3 : 2) : unit.table && !config.tie_copies ? 3 : 1;
     sizes.units.push_back(std::move(unit));
@@ -199,8 +199,8 @@ class Sent {
     }
     own(axis, Op::send, max_bytes);
   }
-  // Bytes sent by the busiest of n ranks in an all-reduce: with chunks by the last rank, which has a largest one; on a
-  // ring known only for equal chunks.
+  // Bytes sent by the busiest of n ranks in an all-reduce. With chunks, that is the last rank, whose chunk is largest;
+  // on a ring, known only for equal chunks.
   std::optional<int64_t> busiest_of_sum(int64_t n, int64_t bytes, int64_t element) const {
     if (algorithm_ == Algorithm::root) return (n - 1) * bytes;
     if (algorithm_ == Algorithm::tree) return std::bit_width(static_cast<uint64_t>(n - 1)) * bytes;
@@ -244,7 +244,7 @@ class Sent {
 
 namespace {
 
-// Number of DDP's all-reduces. A bucket collects complete parameters from the last on, until it is full or the reducing
+// Number of DDP's all-reduces. A bucket collects complete parameters in reverse order until it is full or the reducing
 // ranks change, i.e. between experts and other parameters.
 struct Buckets {
   int64_t common = 0, experts = 0;
@@ -300,7 +300,7 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const ShardSizes
   out.add("dp", Op::reduce, n, shards, others * sizes.full(true) * s.grad, (sizes.full(true) - min_elements) * s.grad);
 }
 
-// One ZeRO group. Experts are sharded over its ranks that hold the same experts.
+// One ZeRO group. Each expert is sharded over the ranks that hold it.
 void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes, const std::string& axis) {
   const int64_t n = s.cut;
   int64_t of_experts = 0;
@@ -354,7 +354,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
     int64_t of_experts = 0;
     for (const UnitSizes& u : sizes.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
     const int64_t few = n / p.ep, common = (sizes.full(true) - of_experts) * s.grad;
-    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // bucket chunks equal the total's
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // bucket chunks add up to the total's
     out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
             alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
     out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});
@@ -368,7 +368,8 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
   out.in_groups(1);
 }
 
-// Matrices sent to their owners and back, at given pipeline and tensor ranks: experts, or with ep 1 all other layers.
+// Matrices sent to their owners and back, at given pipeline and tensor ranks: of experts, or with ep 1 of all other
+// layers.
 void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& tp, const ShardSizes& sizes, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
   const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
@@ -456,7 +457,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
   const ExpertConfig& experts = s.config.experts;
   const int64_t routings = experts.count == 0 ? 0 : sizes.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
   if (experts.balance_loss != 0) out.sum_directly("cp", n, 8 * s.sequences * experts.count, routings);
-  if (experts.capacity > 0)  // choices of all tokens
+  if (experts.capacity > 0)  // expert choices of all tokens
     out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {
     const int64_t bytes = layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value;

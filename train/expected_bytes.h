@@ -1,4 +1,4 @@
-// Closed forms of the model's sizes and the plan alone: the parameters of each rank, and the traffic of all ranks, as
+// Closed forms that depend only on model sizes and plan: the parameters of each rank, and the traffic of all ranks, as
 // calls and bytes by axis and operation.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace tessera {
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// `uses`: gathers per micro-batch of ZeRO-3.
+// `uses`: ZeRO-3 gathers per micro-batch.
 struct UnitSizes {
   static constexpr int64_t kSlot = 16, kBlock = 256;  // elements: alignment of parameters, and granularity of shards
   std::vector<int64_t> parameters;
@@ -39,7 +39,7 @@ struct ShardSizes {
   // Layers' matrices sharded by outputs (columns) and by inputs (rows); replicated over tp: norms, head norms, tables
   // before the layers, and biases.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
-  int64_t routers = 0;                            // each one, with its experts, counts as a pair of such matrices
+  int64_t routers = 0;                            // a router with its experts counts as a pair of such matrices
   int64_t column_adapters = 0, row_adapters = 0;  // adapter elements on such matrices
   bool operator==(const ShardSizes&) const = default;
   // Elements of all or only of trainable units: unsharded, padded, or one rank's shard.

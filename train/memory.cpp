@@ -121,8 +121,8 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.shards[0][0].value_bytes() + s.shards[0][0].full(true) * s.grad;
-  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: its buffers add to
-  // the passes measured without ZeRO, and a different unit is resident at the start of each pass.
+  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: prefetch buffers
+  // add to the passes measured without ZeRO, and a different unit is resident at the start of each pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first and of another data rank, by pipeline rank
   std::vector<int64_t> moved;
@@ -155,7 +155,7 @@ std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, i
       std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", supports_row_slices), axis);
 }
 
-// Whether ranks read each other's arrays directly, which exchanges row slices without copies.
+// Whether ranks read each other's arrays directly, exchanging row slices without copies.
 bool supports_row_slices(const Plan& plan) {
   return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct;
 }

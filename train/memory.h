@@ -22,9 +22,9 @@ struct RankMemory {
   int64_t activations = 0, communication = 0;
   int64_t total() const { return held.parameters + held.gradients + held.optimizer + activations + communication; }
 };
-// Peak memory of each rank, on its host or its GPU (excluding library workspaces), of a job with a known vocabulary
-// that passed check(). Takes milliseconds for any sizes, less if all layers are `alike`. Throws OutOfMemory if a rank
-// needs more address space than this process may have.
+// Peak memory of each rank, on its host or its GPU (excluding library workspaces), for a job with known vocabulary that
+// passed check(). Takes milliseconds for any sizes, less if all layers are `alike`. Throws OutOfMemory if a rank needs
+// more address space than this process may have.
 std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 
 // Peak memory of a pipeline rank. A single rank runs one micro-batch at a time through all stages as a dry run
@@ -57,8 +57,8 @@ int64_t handed_bytes(const Job& job);
 
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);
 
-// Requirements of one host: its ranks [first, first + ranks); `gathered`: by rank 0 after its activations are freed;
-// `more`: outside the ranks.
+// Requirements of one host: its ranks [first, first + ranks); `gathered`: bytes that rank 0 gathers after freeing
+// activations; `more`: bytes outside the ranks.
 struct HostMemory {
   int64_t first = 0, ranks = 0;
   int64_t gathered = 0, more = 0;

@@ -1,4 +1,4 @@
-// A parallelization plan: the layout of a run over ranks and devices. A model, its data and a seed train identically
+// A parallelization plan: the layout of a run over ranks and devices. Given model, data and seed, training is identical
 // under every plan.
 //
 //   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
@@ -17,14 +17,14 @@
 namespace tessera {
 
 enum class ZeroStage : uint8_t { none, one, two, three };  // shards optimizer state, also gradients, also parameters
-enum class Offload : uint8_t { none, optimizer, parameters };  // stored elsewhere between uses
+enum class Offload : uint8_t { none, optimizer, parameters };  // offloaded to host memory or a file
 enum class CudaGraph : uint8_t { automatic, on, off };         // capture and replay of steps
 
 struct Plan {
   // Size of each axis, outermost to innermost; innermost ranks are neighbours.
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
-  int64_t ep = 1;   // expert-parallel group size: neighbours among dp x cp
-  bool sp = false;  // sequence parallelism: shards activations between blocks over the tokens of tp
+  int64_t ep = 1;   // expert-parallel group size: consecutive dp x cp ranks
+  bool sp = false;  // sequence parallelism: shards tokens of activations between blocks over tp
   // Each use of a tied weight has a separate copy and gradient sum even on one rank: bitwise identical to a pipeline.
   bool tie_copies = false;
   ZeroStage zero = ZeroStage::none;
@@ -33,7 +33,7 @@ struct Plan {
   int64_t sync_every = 1;                       // diloco steps between a parameter's outer steps
   int64_t sync_fragments = 1;                   // groups of layers with staggered outer steps
   double outer_lr = 0.7, outer_momentum = 0.9;  // of diloco's outer step
-  int64_t servers = 1;                          // parameter-server ranks, the first ones
+  int64_t servers = 1;                          // number of parameter servers, the first ranks
   int64_t staleness = 1;                        // maximum lead of a ps_async worker in steps
   std::string record = {}, replay = {};         // files with the order of ps_async pushes; empty: none
   double bucket_mb = 4;                         // DDP bucket size in MiB

@@ -66,8 +66,8 @@ class StepConsensus {
 
 // A training step without host synchronization: everything from the first embedding to the update is queued; a single
 // wait returns loss and norm. If either is not finite, the GPU leaves the parameters unchanged. Nothing queued depends
-// on the step, so it is captured once as a CUDA graph and replayed (tensor/cuda/gpus.h). Over NCCL, ranks synchronize
-// on the host only before the step, and reduce loss and norm on their GPUs.
+// on the step number, so a step is captured once as a CUDA graph and replayed (tensor/cuda/gpus.h). Over NCCL, ranks
+// synchronize on the host only before the step, and reduce loss and norm on their GPUs.
 
 // Whether a run's steps use this path: one rank on a GPU, or several over NCCL without point-to-point messages; no
 // experts, whose rows the host counts; no host-side tracing of actions (`traced`).

@@ -79,7 +79,7 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
 
 Trainer::~Trainer() = default;
 
-// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; ranks of a sharding group with equal remainders
+// Ranks [g e, (g + 1) e) of the axis are an expert-parallel group; ranks of a sharding group that are equal modulo e
 // shard the same experts.
 void Trainer::split_data_axis() {
   const Plan& p = job_.plan;
@@ -120,7 +120,7 @@ void Trainer::find_units() {
         std::ranges::find_if(full, [&](const Module::Unit& u) { return u.name == unit.name; }) - full.begin()));
 }
 
-// If the first and the last stage are on different ranks, these reduce the gradients of the tied weight.
+// If the first and the last stage are on different ranks, these ranks reduce the tied weight's gradients.
 void Trainer::join_tied_weights() {
   const std::vector<int>& ranks = part_->schedule().rank_of_stage;
   const int first = ranks.front(), last = ranks.back(), own = mesh_.coordinate("pp");
@@ -171,7 +171,7 @@ StepReport Trainer::compute_gradients(StepRequest request) {
   return r;
 }
 
-// Both copies of a tied weight get the sum of their gradients and so stay equal.
+// Both copies of a tied weight receive the sum of their gradients and so stay equal.
 void Trainer::sum_tied_gradients() {
   const FlatUnit *first = nullptr, *last = nullptr;
   for (const FlatUnit& shard : strategy().shards())
@@ -231,7 +231,7 @@ StepReport Trainer::step(StepRequest request) {
   return r;
 }
 
-// As many sequences per pass as a micro-batch: no more memory than a step, and the same packed weights.
+// Passes are as large as a micro-batch: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
   if (const int64_t tokens = full_model_->config.context; split.context() != tokens)
     reject("mean_loss", fmt::format("rows of {} tokens, the `context`", tokens), fmt::format("{}", split.context()));

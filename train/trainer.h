@@ -71,8 +71,8 @@ class Trainer {
   ~Trainer();
 
   // One update. Throws Error (not_finite) on every rank, before updating anything, if the loss or the gradient norm is
-  // not finite. On GPUs, one rank or several over NCCL run as train/step.h describes, with bitwise identical results
-  // for one rank.
+  // not finite. On GPUs, one rank or several over NCCL run as train/step.h describes; results for one rank stay bitwise
+  // identical.
   StepReport step(StepRequest request = StepRequest::none);
   // The two halves of step(); between them strategy().shards() has the gradients.
   StepReport compute_gradients(StepRequest request = StepRequest::none);
@@ -81,7 +81,7 @@ class Trainer {
   void dump(int64_t step, const std::filesystem::path& folder);
 
   // Mean loss over all targets of a split, whose rows have the context's length; the same on every rank; nullopt if a
-  // rank stops it.
+  // rank requests a stop.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
   std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
     return mean_loss(Windows(split, full_model_->config.context), stop);
@@ -89,7 +89,7 @@ class Trainer {
   double mean_loss(const TokenFile& split) { return *mean_loss(split, {}); }
 
   int64_t steps_done() const { return updates_done() - more_updates_; }
-  // Exceeds the steps in a run that was asynchronous before.
+  // Exceeds the number of steps in a run that was asynchronous before.
   int64_t updates_done() const { return optimizer_->steps(); }
   void set_done(int64_t steps, int64_t updates) {
     optimizer_->set_steps(updates);
@@ -120,7 +120,7 @@ class Trainer {
   // Steps by mode on a GPU; all zero if the host synchronizes within steps.
   StepGraph::Record step_record() const { return graph_ ? graph_->record() : StepGraph::Record{}; }
   const ArenaPtr& arena() const { return arena_; }
-  // Without padding; on average if it varies.
+  // Without padding; an average if padding varies.
   int64_t tokens_per_step() const {
     const int64_t found = tokens_->sequences().tokens_per_step;
     return found > 0 ? found : job_.optim.batch * full_model_->config.context;

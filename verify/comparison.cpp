@@ -193,8 +193,8 @@ double difference(Reference& run, Reference& other) {
   return worst;
 }
 
-// Maximum over steps, because a tensor whose gradient is small compared with its addends may reach it late. Both runs
-// continue with the same gradients.
+// Maximum over steps: a tensor whose gradient is small compared with its addends may differ most in late steps. Both
+// runs continue with the same gradients.
 double difference_of_orders(Job job, const Sequences& sequences, const Working& working) {
   job.plan.microbatches = 1;
   Reference together(job, sequences, {});

@@ -22,7 +22,7 @@ class Comparison {
     std::vector<Tensor> full;
     std::vector<Tensor> before = {};         // of the preceding step; empty: unknown
     const std::vector<NamedTensor>& owners;  // source rank of each element of `found`
-    int rank_of_copy = 0;                    // added to that rank, for replicas on other ranks
+    int rank_of_copy = 0;                    // added to the source rank, for replicas on other ranks
   };
 
   // Subsequent comparisons require bitwise equality, or only the tolerance if the plan splits sums.
@@ -54,9 +54,9 @@ std::vector<std::string> to_lines(const VerifyResult& result);
 // between the gradients of two serial runs with different summation orders (all sequences of a rank at once, and one by
 // one), clamped to [64, 256] so that no calibration can hide a fault. The minimum is needed because those orders differ
 // only in sums over sequences (not at all for a batch of one), whereas a plan also reorders sums over tokens and
-// channels: a ring of two ranks with 4 channels reached 49 with AVX-512, whose matmuls sum in other orders than AVX2's.
-// In fp32 k is also at least twice the first serial run's error relative to float64: a gradient that is small compared
-// with its addends, e.g. of the key norm, has this error in any order.
+// channels: a ring of two ranks with 4 channels reached 49 with AVX-512, whose matmuls sum in a different order from
+// AVX2's. In fp32 k is also at least twice the first serial run's error relative to float64: a gradient that is small
+// compared with its addends, e.g. of the key norm, has this error in any order.
 struct Tolerance {
   double bound = 0;
   std::string text;  // derivation, for display

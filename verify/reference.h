@@ -20,12 +20,12 @@ namespace tessera {
 
 struct SumOrder {
   int ranks = 1;  // data ranks
-  // Expert-parallel group size: neighbours whose expert gradients are summed first, in each micro-batch.
+  // Expert-parallel group size: consecutive ranks whose expert gradients are summed first, in each micro-batch.
   int ep = 1;
   Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
   bool every_microbatch = false;
   // Layout of all gradients: the trainable units by pipeline rank, by their indices in the full model. A copy is the
-  // tied weight's use at the end of a pipeline, with a separate gradient sum that is added to its unit's last.
+  // tied weight's use at the end of a pipeline, with a separate gradient sum, which is added to its unit's sum last.
   struct Segment {
     size_t unit = 0;
     bool copy = false;
@@ -47,7 +47,7 @@ class Reference {
   // The two halves of a step: gradients in units(), then the update.
   StepReport compute_gradients();
   void update(const StepReport& report);
-  // Replaces the gradients by the plan's, in the order of units and slots.
+  // Replaces the gradients with the plan's, in the order of units and slots.
   void adopt(const std::vector<NamedTensor>& gradients);
   // Overwrites the gradients in units().
   void compute_sequence_gradients(int64_t sequence);
@@ -55,7 +55,7 @@ class Reference {
   std::vector<FlatUnit> trained();                                  // without frozen units
   // Statistics of all steps so far over the plan's ranks, without choices.
   const Routing& routing() const { return routing_; }
-  // Records the choices of each subsequent step; or replays those of another run.
+  // Records the choices of each subsequent step, or replays another run's choices.
   std::shared_ptr<const Routing> keep_choices();
   void replay(const std::shared_ptr<const Routing>& routing) { tessera::replay(*model_, routing); }
   // Tokens whose replayed choice differs from the oracle's, over all passes, and the largest margin (Routed::margin).

@@ -13,12 +13,12 @@ class Replicas {
 
   size_t count() const { return all_.size(); }
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
-  // Returns the loss over all replicas; gradient_norm() has their norms.
+  // Returns the loss over all replicas; gradient_norm() returns their norms.
   StepReport compute_gradients();
   double& gradient_norm(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
-  // Updates each replica by its norm and, if due, runs the outer step.
+  // Updates each replica using its norm and, if due, runs the outer step.
   void update();
-  // State of the outer optimizer, named like the optimizer's.
+  // State of the outer optimizer, named like optimizer state.
   const std::vector<NamedTensor>& state() const { return state_; }
 
  private:

@@ -33,8 +33,8 @@ int copied_to(Trainer& t, const Module::Unit& unit) {
   return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
 }
 
-// The plan's summation order over all ranks, on rank 0; collective. Units determine stages, and their elements the
-// length of each rank's flat array. If sums are split inside matmuls, the order of ranks is irrelevant.
+// The plan's summation order over all ranks, on rank 0; collective. Units determine stages, and unit sizes the length
+// of each rank's flat array. If sums are split inside matmuls, the order of ranks is irrelevant.
 SumOrder order_of_sums(Trainer& t) {
   const Plan& p = t.job().plan;
   Communicator& pp = t.mesh()["pp"];
@@ -215,7 +215,7 @@ class VerifiedRank {
 
   void note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
 
-  // Copies of tensors in memory that is not counted as the rank's.
+  // Copies tensors to memory that does not count as the rank's.
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const {
     std::vector<NamedTensor> out;
     for (const NamedTensor& t : tensors) {

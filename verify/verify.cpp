@@ -87,7 +87,7 @@ void check_losses(VerifyResult& r) {
                                      r.losses.back()));
 }
 
-// Choices between experts with logits this close may differ by rounding.
+// Choices between experts with logits this close may differ due to rounding.
 void check_routing(VerifyResult& r) {
   if (r.routing_margin <= r.bound) return;
   r.failures.push_back(
@@ -148,7 +148,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
 }
 
-// A failure of launch() may be one of the observations.
+// A launch() failure may be an observation.
 void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hooks,
          const std::function<void(Communicator&)>& body) {
   try {
@@ -168,7 +168,7 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
 Job verifiable(Job job) {
   if (job.model.vocab == 0) job.model.vocab = kVocab;
   job.plan.deterministic = true;
-  job.model.lora.starts_idle = false;  // otherwise A has no gradient in the first step
+  job.model.lora.starts_idle = false;  // otherwise LoRA's A has no gradient in the first step
   if (job.plan.attention == AttentionKernels::automatic) job.plan.attention = AttentionKernels::own;
   return job;
 }

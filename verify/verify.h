@@ -14,8 +14,8 @@
 //
 // Traffic and persistent memory are compared with closed forms (train/expected_bytes.h, train/memory.h), peak memory
 // with a bound from measurements of single micro-batches, and the micro-batches in flight and the pipeline bubble with
-// the simulated clock. The plan must also be exercised: ranks communicated, they hold what the plan specifies, and
-// after forty steps the loss has decreased.
+// the simulated clock. The plan must also be exercised: ranks communicate and hold the shards that it specifies, and
+// after forty steps the loss is lower.
 #pragma once
 
 #include "train/expected_bytes.h"
@@ -31,7 +31,7 @@ using Working = std::function<void(std::string_view work, int64_t step)>;
 // Launch options, and injection points for faults in the run under a plan (never in its oracle).
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
-  // The job of the ranks; the oracle runs `job`.
+  // The job that the ranks run; the oracle runs `job`.
   std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
   std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
     return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,

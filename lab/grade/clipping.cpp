@@ -86,7 +86,7 @@ std::vector<Counted> count_ones(const Job& job) {
   });
 }
 
-// Result if the stride of a run is its own block's length instead of the length of all units.
+// Result if a run's stride is its unit's number of blocks instead of the total over all units.
 std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   std::vector<double> all, out;
   for (const Counted& c : ranks)

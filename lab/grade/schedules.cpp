@@ -97,7 +97,7 @@ std::string sizes(int p, int m) {
   return fmt::format("{} rank{}, {} micro-batch{}", p, p == 1 ? "" : "s", m, m == 1 ? "" : "es");
 }
 
-// Checks fixed and two random sizes.
+// Checks fixed sizes and two random ones.
 template <class Check>
 void each_size(Grading& grading, Schedule (*make)(int ranks, int microbatches), const Check& check) {
   std::vector<std::pair<int, int>> all;

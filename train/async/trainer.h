@@ -25,7 +25,7 @@ class AsyncTrainer {
 
   // Computes the gradient of a worker's sequences; returns their mean loss.
   double worker_step(int worker, int64_t step);
-  // Mean loss over all targets of a split; nullopt if a rank stops it. Collective.
+  // Mean loss over all targets of a split; nullopt if a rank requests a stop. Collective.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
   std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
     return mean_loss(Windows(split, model_->config.context), stop);

@@ -35,7 +35,7 @@ fs::path to_string(const fs::path& directory, int64_t step) { return directory /
 fs::path aside(fs::path name) { return name += kReplaced; }
 bool is_aside(const fs::path& path) { return path.extension() == kReplaced; }
 
-// N of exactly "step-N" or "step-N.replaced".
+// N of a directory named exactly "step-N" or "step-N.replaced".
 std::optional<int64_t> step_number(const fs::path& path) {
   const std::string name = (is_aside(path) ? path.stem() : path.filename()).string();
   int64_t step = 0;
@@ -70,8 +70,8 @@ Json make_manifest(const fs::path& attempt, int64_t step, const std::string& abo
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
-// An existing checkpoint is exchanged atomically and deleted with the attempt, or first renamed if the file system
-// cannot exchange names.
+// Swaps names atomically with an existing checkpoint, which is then deleted as the attempt; renames it first if the
+// file system cannot swap names.
 void give_name(const fs::path& attempt, const fs::path& name) {
   std::error_code unknown;
   const bool taken = fs::is_directory(name, unknown);
@@ -87,7 +87,7 @@ void give_name(const fs::path& attempt, const fs::path& name) {
     done(::rename(name.c_str(), aside(name).c_str()));
     sync_directory(name.parent_path());
   }
-  done(::rename(attempt.c_str(), name.c_str()));  // to a new name, or an empty directory
+  done(::rename(attempt.c_str(), name.c_str()));  // the name is new or an empty directory
 }
 
 }  // namespace

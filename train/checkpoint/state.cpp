@@ -71,8 +71,7 @@ std::vector<TensorSlice> compute_gradients(Trainer& trainer) {
 // saved.
 std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
   const int mine = trainer.strategy().copy();
-  // If every rank is unsharded, ep neighbours together hold one copy of the experts; otherwise each sharding group
-  // does.
+  // Without sharding, an ep group holds one copy of the experts; otherwise each sharding group does.
   const bool everything = trainer.strategy().layout().sharding == ShardingKind::everywhere;
   const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
   if (trainer.strategy().layout().local_updates && trainer.mesh().coordinate("cp") > 0)
@@ -296,7 +295,7 @@ TensorReader make_reader(std::span<const std::byte> bytes, DType dtype) {
 
 namespace {
 
-// Exponents of all ones are infinities and NaNs. The first loop has no early exit so that it vectorizes.
+// An all-ones exponent means infinity or NaN. The first loop has no early exit so that it vectorizes.
 template <class Word>
 int64_t first_with(std::span<const std::byte> elements, Word exponent) {
   constexpr int64_t kTogether = 1024;

@@ -33,7 +33,7 @@ struct TensorSlice {
 // The model shards of this rank; with local updates, the values of the last synchronization in the parameters' dtype.
 std::vector<FlatUnit> model_units(const DataStrategy& strategy);
 // Every element of the full state is in the slices of exactly one rank, which saves it; values shared by all shards of
-// a 4-bit matrix are in each.
+// a 4-bit matrix are in every slice.
 std::vector<TensorSlice> own_values(Trainer& trainer);
 std::vector<TensorSlice> own_state(Trainer& trainer);
 // Includes replicas.
@@ -44,7 +44,7 @@ std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
-// int32: the source world rank of each element of whole_gradients() or whole_values().
+// int32: the world rank that provides each element of whole_gradients() or whole_values().
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 
 // Fills `to` with the elements of a full tensor from index `begin` on.
@@ -84,7 +84,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 
 std::string part_name(const std::string& stem, size_t rank, size_t ranks);
 std::string describe_parts(const std::vector<SavedPart>& parts);
-// `what` names the file. Throws InputError for impossible layouts: runs that leave the tensor or overlap.
+// `what` names the file. Throws InputError for impossible layouts: runs that overlap or exceed the tensor.
 std::vector<SavedPart> parse_parts(std::string_view json, const std::string& what);
 
 class SavedTensors {

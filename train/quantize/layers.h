@@ -27,11 +27,11 @@ struct QuantizedWeight {
 };
 
 // Quantizes all linears in the layers of an unsharded model without adapters and replaces their weights in the model by
-// the dequantized values. Ignored targets do not count as inputs. Round-to-nearest accepts `calibration` = null and
-// then reports no errors. `done` (may be empty) is called for each weight. Throws Error for rows that begin documents
-// or exceed the model's context, FieldError ("group") if the group size does not divide a layer's inputs, and as gptq()
-// does. Cost per layer: one forward pass of all windows per linear plus one, 4 C bytes per token, and per linear X^T X
-// and GPTQ.
+// the dequantized values. Tokens with ignored targets do not count. Round-to-nearest accepts `calibration` = null and
+// then reports no errors. `done` (may be empty) is called for each weight. Throws Error for rows with document starts
+// or beyond the model's context, FieldError ("group") if the group size does not divide a layer's inputs, and as gptq()
+// does. Cost per layer: one forward pass of all windows per linear and one more; 4 C bytes per token; X^T X and GPTQ
+// per linear.
 std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* calibration,
                                              const QuantizeOptions& options,
                                              const std::function<void(const QuantizedWeight&)>& done = {});

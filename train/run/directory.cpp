@@ -38,8 +38,8 @@ fs::path new_run_folder() {
 
 namespace {
 
-// True for a new directory or a run that failed before its first complete file. Throws OutputError if it cannot be
-// read.
+// True for a new directory or a run that failed before its first complete file. Throws OutputError if the directory is
+// unreadable.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))

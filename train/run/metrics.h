@@ -34,8 +34,8 @@ std::optional<Validation> compute_validation(const Dataset& dataset, int64_t con
 
 using Validations = std::vector<std::pair<int64_t, double>>;
 
-// Records up to a step, without the incomplete last line of a killed run and the summary of an earlier run. `what`
-// names the file in messages. Throws InputError.
+// Records up to a step, excluding the incomplete last line of a killed run and an earlier run's summary. `what` names
+// the file in messages. Throws InputError.
 struct MetricRecords {
   std::string records;
   Validations validations = {};

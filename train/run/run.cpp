@@ -64,7 +64,7 @@ RunTrainer::Hooks Run::hooks() {
           .message = [this](const std::string& line) { observer_.message(line); }};
 }
 
-// Returns false if it was stopped.
+// Returns false if stopped.
 bool Run::validate() {
   const int64_t step = trainer_->steps_done();
   if (config_.run.no_eval || !dataset_ || validated_ == step) return true;

@@ -40,13 +40,13 @@ struct RunSetup {
 
 struct RunStart {
   LanguageModel& model;  // unsharded, without values
-  int64_t done = 0;      // steps that were completed before
+  int64_t done = 0;      // steps completed by earlier runs
   int64_t tokens_per_step = 0;
   bool has_common_steps = true;          // false: asynchronous workers
   std::vector<std::string> passed_over;  // reasons for skipping newer checkpoints
 };
 
-// What a program sees and requests. Functions that return void are called on rank 0.
+// Callbacks for events, and requests of a program. Functions that return void are called on rank 0.
 class RunObserver {
  public:
   virtual ~RunObserver() = default;
@@ -66,19 +66,19 @@ struct RunResult {
   int64_t steps = 0;           // completed, including those before a resume
   bool stopped = false;        // on request, before the end
   bool in_validation = false;  // stopped in a validation
-  std::string note = {};       // of an asynchronous run: its staleness
+  std::string note = {};       // staleness of an asynchronous run
 };
 
 class Run : NotCopied {
  public:
-  // Builds the model and resumes the newest checkpoint if the configuration says so. Collective: every rank of `world`
-  // constructs one. Throws as Trainer and RunTrainer::resume() do, and FieldError if more steps are done than
-  // configured.
+  // Builds the model and resumes the newest checkpoint if the configuration requests it. Collective: every rank of
+  // `world` constructs one. Throws as Trainer and RunTrainer::resume() do, and FieldError if more steps are completed
+  // than configured.
   Run(const RunSetup& setup, Communicator& world, RunObserver* observer = nullptr);
   ~Run();
 
-  // Trains to the last step, to a stop, or until validations no longer improve; saves the final state. Collective, and
-  // called at most once.
+  // Trains until the last step or a stop, or until validations no longer improve; saves the final state. Collective,
+  // and called at most once.
   RunResult train();
   // Requests a stop after the current step; thread-safe, on any rank.
   void stop() { stops_ = true; }

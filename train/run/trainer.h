@@ -1,5 +1,5 @@
-// What a run drives: ranks that step together (train/trainer.h), or workers and parameter servers without common steps
-// (train/async/trainer.h). Checkpoints of either contain full tensors, so any layout resumes them.
+// The trainer of a run: ranks that step together (train/trainer.h), or workers and parameter servers without common
+// steps (train/async/trainer.h). Checkpoints of either contain full tensors, so any layout resumes them.
 #pragma once
 
 #include <functional>
@@ -49,16 +49,16 @@ class RunTrainer : NotCopied {
   // in which the run differs from the saved one.
   virtual bool resume(std::vector<std::string>& passed_over) = 0;
   virtual void begin_with(const FullTensors& weights) = 0;
-  // Trains until the ranks have completed the same steps again, at most `until`. Returns the strongest request of any
-  // rank.
+  // Trains until all ranks have completed the same number of steps, at most `until`. Returns the strongest request of
+  // any rank.
   virtual StepRequest advance(int64_t until, const Hooks& hooks) = 0;
   // Called once, after the last step or a stop. Returns a summary of the updates' staleness, or an empty string.
   virtual std::string finish() { return ""; }
-  // Mean loss over all targets of a split; nullopt if a rank stops it.
+  // Mean loss over all targets of a split; nullopt if a rank requests a stop.
   virtual std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop) = 0;
   // Records the validation loss after the current step, to retain the best checkpoint.
   virtual void validated(double) {}
-  // Saves a checkpoint: in the background if the plan allows it, or before it returns.
+  // Saves a checkpoint, in the background if the plan allows it, otherwise before returning.
   virtual void begin_save() = 0;
   virtual void save() = 0;
 };

@@ -94,8 +94,8 @@ class EarlyReader final : public AroundTransport {
   std::map<int, std::vector<std::byte>> last_;  // by sender
 };
 
-// The second grouping of the data axis gets the ranks of the first: shards are reduced over their sharding group
-// instead of over their replicas.
+// The second split of the data axis reuses the ranks of the first: shards are reduced over their sharding group instead
+// of over their replicas.
 class WrongGroups final : public AroundTransport {
  public:
   // `before`: number of earlier splits of the axis.
@@ -223,7 +223,7 @@ std::vector<InjectedFault> defects_of_groups() {
        "gradient shards are reduced over the ranks of their sharding group instead of over their replicas",
        "wrong-group", kEverywhere, kGroups,
        [](VerifyHooks& h, const Job& j) {
-         around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before
+         around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // after two splits for experts
        }},
       {"forgotten-outer-step", "the first outer step is skipped: replicas continue without synchronization",
        "outer-step", kEverywhere,

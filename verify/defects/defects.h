@@ -2,7 +2,7 @@
 // --defect NAME`, tests).
 //
 //   const InjectedFault& d = defect("missing-gradient-sum");
-//   check_applies(d, job);                                          // throws FieldError: what the plan lacks
+//   check_applies(d, job);                                          // throws FieldError: unmet requirements
 //   const VerifyResult r = explain(job, [&](const Job& j) { return planted_if_it_applies(d, j); });
 //   r.diagnosis[0].cause == d.cause;
 #pragma once

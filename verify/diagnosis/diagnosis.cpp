@@ -13,11 +13,11 @@ namespace tessera {
 namespace {
 
 constexpr double kSameFactor = 1e-2;
-constexpr size_t kNamed = 3;  // tensors named in a text
+constexpr size_t kNamed = 3;  // tensors named in a message
 
 using Without = Probe::Without;
 
-// A traffic pattern: fewer or more bytes than the formula, on an axis ("data": dp including cp; empty: any), in these
+// A traffic pattern: fewer or more bytes than predicted, on an axis ("data": dp including cp; empty: any), in these
 // operations (empty: any).
 using Operations = std::array<std::string_view, 3>;
 constexpr Operations kSums{"all_reduce", "reduce_scatter", "reduce"}, kGathers{"all_gather", "broadcast", "gather"};
@@ -132,10 +132,10 @@ bool norm(Symptoms& s) {
 bool narrow_sums(Symptoms& s) {
   const auto bytes = static_cast<double>(s.sent->bytes), expected = static_cast<double>(s.sent->expected_bytes);
   return s.sent->calls == s.sent->expected_calls && bytes != 0 && std::abs(2 * bytes / expected - 1) < 0.1 &&
-         std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // none, in bf16
+         std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // in bf16, none differs
 }
 
-// A group other than the shard's replicas reduces it, so groups differ immediately.
+// A shard is reduced by ranks other than its replicas, so groups differ immediately.
 bool wrong_group(Symptoms& s) {
   return s.seen.groups > 1 && !s.gradients.empty() && s.seen.copies_step == s.step && !s.first(fewer("dp.shard")) &&
          !s.first(more("dp.shard"));
@@ -167,7 +167,7 @@ bool wrong_targets(Symptoms& s) {
          std::ranges::all_of(o.given, [&](const GivenDifference& g) { return g.pipeline_rank == o.pp - 1; });
 }
 
-// Sequences with wrong coefficients in the gradient, if these explain it.
+// Sequences with wrong gradient coefficients, if these explain the difference.
 struct Shares {
   std::vector<int64_t> none, twice;
   bool complete = true;  // they form complete micro-batches
@@ -195,7 +195,7 @@ bool integer_shares(const Symptoms& s, bool twice) {
   return !found.empty() && found.complete && twice != found.twice.empty();
 }
 
-// The first change with which the run passes.
+// The first probe that passes.
 const Probe* passing(const Observations& o) {
   const auto found = std::ranges::find_if(o.probes, [](const Probe& p) { return p.passes; });
   return found == o.probes.end() ? nullptr : &*found;
@@ -441,7 +441,7 @@ constexpr auto kRules = std::to_array<Rule>({
 });
 constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule matches";
 
-// Whether traffic, tokens and factors leave the cause open.
+// Whether traffic, tokens and factors leave the cause ambiguous.
 bool asks_for_probes(const Symptoms& s) {
   const Observations& o = s.seen;
   return s.step > 0 && !s.right_gradients() && o.sent.empty() && o.given.empty() && o.stopped.empty() &&

@@ -1,7 +1,7 @@
 // Diagnosis of failed verifications: a table of rules (diagnosis.cpp), each mapping a pattern of observations to its
 // cause (docs/defects.md).
 //
-//   for (const Diagnosis& d : diagnose(seen)) print(d.text, d.evidence);   // the likeliest first
+//   for (const Diagnosis& d : diagnose(seen)) print(d.text, d.evidence);   // most likely first
 //
 // Observations are plain data, filled in by verify() or by other graders. They contain only differences, so a correct
 // run has empty lists. The rules use nothing else: no plan, fault name or code.

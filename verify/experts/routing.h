@@ -1,6 +1,6 @@
 // Routing of tokens to experts. With tp or cp, logits round differently than on one rank, so a token with nearly equal
-// logits may be routed to another expert. The oracle then replays the plan's choices, and reports the tokens that it
-// would have routed elsewhere and the margin.
+// logits may be routed to another expert. The oracle then replays the plan's choices, and reports the margin and the
+// tokens that it would have routed elsewhere.
 #pragma once
 
 #include "train/trainer.h"
