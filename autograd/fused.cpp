@@ -53,7 +53,7 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasS
     });
 }
 
-// Its x, w and b are inputs 0, 1 and 2 of the op.
+// x, w and b are inputs 0, 1 and 2 of the op.
 struct FirstLayer {
   FirstLayer(const Var& input, const LinearWeights& l)
       : x(saved_for(l.w, input)), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
@@ -135,8 +135,8 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
 
 namespace {
 
-// Gradient of a norm's x, accumulated onto `residual`. The same pass writes the gradients of gamma (input `at`) and
-// beta (the next one), into their buffers if possible. `partials` as in NormSums.
+// Gradient of a norm's input x, added to `residual`. The same pass writes the gradients of gamma (input `at`) and beta
+// (the next one), into their buffers if possible. `partials` as in NormSums.
 Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward,
                       Tensor residual, Tensor* partials) {
   NormSums sums{.partials = partials};
@@ -162,8 +162,8 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   return dx;
 }
 
-// Buffers for requested row sums of input i's gradient, and the second pass. Not with deferred work, which would retain
-// them too long.
+// Whether to compute requested row sums of input i's gradient from partial sums: not with deferred work, which would
+// retain these too long.
 bool wants_partials(const Grads& g, int i) { return fusion::row_sums_requested(g, i) && !g.defer(); }
 fusion::RowSums end_of_sums(const Tensor& partials) {
   if (!partials.defined()) return {};

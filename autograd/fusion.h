@@ -1,13 +1,13 @@
-// Fusion of neighbouring ops: work that an op leaves to the reader of its value, or that its reader does for it.
-// Internal: fused ops, layers and strategies include this header, tessera.h does not.
+// Fusion of neighbouring ops: work that an op leaves to its consumer or does for its producer. Internal: fused ops,
+// layers and strategies include this header, tessera.h does not.
 //
 //   deferred sum           add_residual() leaves x + y to the norm that reads it
 //   row sums               a norm computes the bias gradient of the matmul before it, with its own gradients
 //   joint gradients        an op writes several gradients, or adds to an accumulated one, in one pass
 //   precomputed gradient   the loss computes the gradient of the head's weight in its forward pass
 //
-// All of them are optional. An op that does not know of a fusion reads Var::value() and Grads::output(), and the result
-// is bitwise identical (docs/cuda.md, "Fused norms, residual additions and bias gradients").
+// All of them are optional. An op that does not implement a fusion reads Var::value() and Grads::output(), and the
+// result is bitwise identical (docs/cuda.md, "Fused norms, residual additions and bias gradients").
 #pragma once
 
 #include <functional>
@@ -33,11 +33,11 @@ struct Addends {
 Addends take_addends(const Var& v);
 void set_sum(const Var& v, Tensor sum);
 
-// Row sums of the gradient of a value (..., C), for a bias (C) that was added to it.
+// Row sums of the gradient of a value (..., C), for a bias (C) added to the value.
 
 // Writes the sums into `out`, as sum_rows() does.
 using RowSums = std::function<void(Tensor& out)>;
-// Of an op's first output.
+// State of an op's first output.
 struct RowSumState {
   bool requested = false, required = false;
   RowSums sums = {};
@@ -46,11 +46,11 @@ struct RowSumState {
 void request_row_sums(const Var& v);
 bool row_sums_requested(const Var& v);
 bool row_sums_requested(const Grads& g, int input);
-// Declares that the consumer computes the sums. If they do not arrive (from another stage, in deferred work), they are
-// computed in the same order, so that every layout is bitwise identical.
+// Declares that the consumer computes the sums. If they do not arrive (from another pipeline stage, in deferred work),
+// they are computed in the same order, so that every layout is bitwise identical.
 void require_row_sums(const Var& v);
 bool row_sums_required(const Grads& g);
-// Of output 0's gradient, if its only consumer computed them; otherwise empty.
+// Row sums of output 0's gradient, if its only consumer computed them; otherwise empty.
 const RowSums& row_sums(const Grads& g);
 // Grads::give() with row sums of the gradient.
 void give(Grads& g, int input, Tensor gradient, RowSums sums);
@@ -68,7 +68,7 @@ struct GradTarget {
   Tensor to;          // undefined if not required
   bool adds = false;  // accumulate instead of overwrite
 };
-// Whether write_grads() of these inputs writes immediately, and all in one call.
+// Whether write_grads() writes these inputs' gradients immediately, in one call.
 bool writes_at_once(const Grads& g, int first, int count);
 // For `count` inputs from `first` on, distinct Vars whose gradients are written immediately: `write` accumulates if
 // GradTarget::adds, in any floating dtype.

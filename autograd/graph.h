@@ -13,27 +13,27 @@ namespace tessera {
 //      |____________________________ clear, another buffer _________________________|
 enum class GradState {
   nothing,    // the next gradient overwrites
-  this_pass,  // gradients of the running backward only
-  all,        // sum of earlier backwards; the running one accumulates in `pass` if the leaf has several uses
+  this_pass,  // gradients of the running backward pass only
+  all,        // sum of earlier backward passes; the running one accumulates in `pass` if the leaf has several uses
 };
 
 struct Leaf {
   Tensor grad;
-  Tensor pass;  // sum of the running backward for a weight with several uses (a tied embedding)
+  Tensor pass;  // sum of the running pass for a weight with several uses (a tied embedding)
   GradState holds = GradState::nothing;
-  int expected = 0;  // outstanding gradients of the running backward
+  int expected = 0;  // outstanding gradients of the running backward pass
   Shape shape;
   DType dtype{};
   ArenaPtr arena;
   Category category = Category::gradients;
   bool transient = false;                       // see Var::input()
-  std::vector<std::function<void()>> hooks;     // called after the last gradient of a backward
+  std::vector<std::function<void()>> hooks;     // called after the last gradient of a backward pass
   std::function<void()> provide;                // called on the first gradient without a buffer
   std::weak_ptr<fusion::PrecomputedGrad> lent;  // precomputed gradient stored in `grad`, whose state is then `nothing`
 
   // The first gradient is written in place, later ones are computed separately and added (never by a matmul that
   // accumulates into its output), so that one rank with two micro-batches is bitwise identical to two ranks. For the
-  // same reason the uses of a weight within one backward are summed before they are added to earlier backwards.
+  // same reason a weight's gradients within one backward pass are summed before they are added to earlier ones.
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
   void receive(const std::shared_ptr<fusion::PrecomputedGrad>& early);
@@ -94,7 +94,7 @@ struct GraphAccess {
   static Leaf& leaf(const Var& v, const char* what);
 };
 
-// Updates of leaves during a walk: immediate, or for parameters collected until run() if weight gradients are deferred.
+// Updates of leaves during a walk: immediate, or, for parameters with deferred weight gradients, collected until run().
 class DeferrableUpdates {
  public:
   DeferrableUpdates(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {

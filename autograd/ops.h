@@ -26,7 +26,7 @@ Var binary(const Var& a, const Var& b) {
       if (g.needs(i)) g.give(i, binary_backward<Op>(g.output(), a.get(), b.get(), i));
   });
 }
-Var add(const Var& a, Var b);  // saves neither; reuses b's memory if possible
+Var add(const Var& a, Var b);  // saves neither operand; reuses b's memory if possible
 inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
 inline Var operator-(const Var& a, const Var& b) { return binary<Sub>(a, b); }
 inline Var operator*(const Var& a, const Var& b) { return binary<Mul>(a, b); }
@@ -53,7 +53,7 @@ struct SharedInput {
 };
 
 // x (..., K), w (N, K), b (N) or undefined. The gradient of x is computed first; those of w and b may be deferred. With
-// `shared`, x is this rank's shard, and the gradient of w overlaps with the reduction of x's.
+// `shared`, x is this rank's shard, and computing w's gradient overlaps with reducing x's.
 Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs = nullptr,
            std::shared_ptr<const SharedInput> shared = nullptr);
 

@@ -55,9 +55,9 @@ class Var {
   // For ops: this value, cheap to recompute, for which ops save `recompute` instead of the elements.
   Var with_recompute(std::function<Tensor()> recompute) const;
   Saved saved() const;
-  // The position in the graph without the value, for ops that save no inputs, as an argument of record().
+  // The graph position without the value, as an argument of record() for ops that save no inputs.
   Var edge() const;
-  // Moved out if this is the last handle, so that an op may overwrite it (Tensor::unique).
+  // The value, moved out if this is the last handle, so that an op may overwrite it (Tensor::unique).
   Tensor take() &&;
 
  private:
@@ -91,7 +91,7 @@ struct NoGrad : GradMode {
 
 // Deferred weight gradients of a backward(): run() computes them in the same order. Until then parameters, their
 // gradients and the counts of on_grad() are unchanged, so other backward passes over the same weights may run in
-// between with bitwise identical results. For overlap of communication and zero-bubble pipelines (Qi et al. 2024,
+// between with bitwise identical results. For overlapped communication and zero-bubble pipelines (Qi et al. 2024,
 // section 2).
 class DeferredWeightGrads {
  public:

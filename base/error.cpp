@@ -65,7 +65,7 @@ std::string for_terminal(std::string_view text) { return escape_controls(text, "
 
 namespace {
 
-// Other programs' names that are not similar in spelling.
+// Other programs' terms whose spelling is not similar.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "gpu"},
     {"native", "nccl"},

@@ -36,7 +36,7 @@ std::string for_terminal(std::string_view text);
 void require_object(const void* object, const char* what);
 // Throws Error("[FUNCTION] expected EXPECTED, got GOT").
 [[noreturn]] void reject(const char* function, const std::string& expected, const std::string& got);
-// The index; throws Error("[FUNCTION] expected WHAT below COUNT, got INDEX") unless 0 <= index < count.
+// Returns the index; throws Error("[FUNCTION] expected WHAT below COUNT, got INDEX") unless 0 <= index < count.
 size_t checked_index(const char* function, const char* what, int64_t index, int64_t count);
 
 class Error : public std::runtime_error {

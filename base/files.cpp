@@ -22,7 +22,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// A checkout without git-lfs contains a pointer instead of the file.
+// A checkout without Git LFS contains a pointer instead of the file.
 void refuse_pointer(std::string_view begin, const fs::path& file) {
   if (begin.starts_with("version https://git-lfs.github.com/spec/v1\n"))
     bad_input("{} is a Git LFS pointer; expected the file itself, which 'git lfs pull' fetches", file.string());
@@ -222,7 +222,7 @@ MappedFile::MappedFile(const fs::path& file) {
   void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.descriptor(), 0);
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
-    const auto read = std::make_shared<const std::string>(read_full(file, in.size(), 1));  // the file system cannot map
+    const auto read = std::make_shared<const std::string>(read_full(file, in.size(), 1));  // without mmap()
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

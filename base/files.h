@@ -12,8 +12,8 @@ namespace tessera {
 // Throws InputError unless the file is regular and readable.
 std::string read_file(const std::filesystem::path& file);
 
-// Names a file mistaken for another, by its first bytes: "a Git LFS pointer: ...", "a web page". Empty if unknown;
-// with `as_text`, also if a text could begin with these bytes.
+// Identifies a file passed by mistake by its first bytes: "a Git LFS pointer: ...", "a web page". Empty if unknown;
+// with `as_text`, also if text could begin with these bytes.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
 // Whether Windows, macOS or an archive program creates such a file: desktop.ini, ._NAME.

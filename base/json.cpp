@@ -1,4 +1,4 @@
-// Builds values from the events of nlohmann's parser, which expose details that are lost in the values.
+// Builds values from the events of nlohmann's parser, which expose details lost in the values.
 #include "base/json.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 constexpr size_t kDeepest = 64;
 constexpr std::string_view kOfNumbers = "+-.0123456789eE", kBefore = " \t\r\n:,[";
 
-// A number beyond double, or Python's NaN or Infinity, where nlohmann's parser stops.
+// A number outside double's range, or Python's NaN or Infinity, where nlohmann's parser stops.
 struct Huge {
   size_t ordinal;  // index among the numbers in the text, from 1
   size_t begin, size;
@@ -160,7 +160,7 @@ class Events final : public nlohmann::json_sax<Json> {
 // Sums the C library's allocations for the nodes of both trees, sorted and in order, and for growing arrays.
 void require_memory_for_json(std::string_view text, const std::string& what) {
   constexpr size_t kSmall = size_t{1} << 14;
-  constexpr int64_t kGrowth = 4;  // values made of the tree coexist with it
+  constexpr int64_t kGrowth = 4;  // values built from the tree coexist with it
   if (text.size() <= kSmall) return;
   std::array<int64_t, 256> bytes{};
   bytes['['] = bytes['{'] = 64, bytes[','] = 32, bytes[':'] = 96, bytes['"'] = 24;

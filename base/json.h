@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-// Tessera's files are checked in full, others' only at the keys that are read.
+// Tessera's files are checked in full, other programs' only at the keys that are read.
 enum class JsonFile { ours, others };
 
-// Throws InputError for a syntax error (with its byte offset), duplicate keys, integers beyond 64 bits, numbers beyond
-// double, nesting deeper than 64, and more values than fit in memory. In other programs' files, duplicate keys, such
-// numbers and nesting, and Python's NaN and Infinity instead produce a discarded value (is_discarded()), which every
-// reader rejects. `aside` extracts the members of one large object.
+// Throws InputError for a syntax error (with its byte offset), duplicate keys, integers beyond 64 bits, numbers outside
+// double's range, nesting deeper than 64, and more values than fit in memory. In other programs' files, duplicate keys,
+// such numbers or nesting, and Python's NaN and Infinity instead produce a discarded value (is_discarded()), which
+// every reader rejects. `aside` extracts the members of one large object.
 struct JsonAside;
 nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFile manner = JsonFile::ours,
                           JsonAside* aside = nullptr);
@@ -40,7 +40,7 @@ std::string shown(const nlohmann::json& value, size_t max_bytes = 120);
 // Null, false, or an empty array or object.
 bool is_nothing(const nlohmann::json& value);
 
-// From 0 to 2^62; nullopt for any other value.
+// An integer from 0 to 2^62; nullopt for any other value.
 std::optional<int64_t> natural(const nlohmann::json& value);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ std::set<pid_t> running;  // each in a separate process group
 
 int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
 
-// Runs in the child after fork(): only functions that a child of a multi-threaded process may call.
+// Runs in the child after fork(): calls only functions permitted in the child of a multi-threaded process.
 [[noreturn]] void become(char* const* arguments, pid_t parent, int report, const char* directory, int out) {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
   struct sigaction hangup {};
@@ -62,7 +62,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   int error = child < 0 ? errno : 0;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::close(report[1]);
-  if (child > 0) ::setpgid(child, child);  // before anyone can signal the group
+  if (child > 0) ::setpgid(child, child);  // before the group can be signalled
   const ssize_t told = ::read(report[0], &error, sizeof(error));
   ::close(report[0]);
   if (child > 0 && told <= 0) return 0;
@@ -88,7 +88,7 @@ bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   }
 }
 
-// As waitpid(), but the child is reaped only when it leaves the list, so its id cannot be reused before.
+// As waitpid(), but the child is reaped only when it leaves the list, so its id cannot be reused earlier.
 int wait_for(pid_t child) {
   siginfo_t ended{};
   while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
@@ -139,7 +139,7 @@ void kill_running_programs() {
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
-// Orphans that the kernel reparented to this process.
+// Orphans reparented to this process.
 static std::set<pid_t> children() {
   std::set<pid_t> out;
   std::error_code none;
@@ -173,7 +173,7 @@ int StartedProgram::end_rest(double seconds) {
   std::set<pid_t> told;
   const Clock::time_point patient =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const Clock::time_point end = patient + std::chrono::seconds(10);  // even SIGKILL may block, on a lost disk
+  const Clock::time_point end = patient + std::chrono::seconds(10);  // even SIGKILL may wait for a lost disk
   for (std::set<pid_t> left; Clock::now() < end && !(left = children()).empty();
        std::this_thread::sleep_for(std::chrono::milliseconds(10)))
     for (const pid_t child : left) {

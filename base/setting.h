@@ -92,9 +92,9 @@ class Setting {
   std::string choices() const;    // "fp32|bf16"; empty: none
   // Throws Error: "`where`: expected X, got Y".
   void read(const std::string& where, const std::string& text) const;
-  // As users write it; empty if there is no value.
+  // The value as users write it; empty if there is none.
   std::string text() const;
-  // As written in KEY = VALUE files.
+  // The value as written in KEY = VALUE files.
   std::string written() const;
   void assign(const Setting& same) const;  // copies the value from another struct of the same type
 };
@@ -142,7 +142,7 @@ class Settings {
   std::vector<Setting> all_;
 };
 
-// Whether the current values of the other fields enable this field.
+// Whether the other fields' values enable this field.
 bool applies(const Setting& setting, const Settings& all);
 // Throw FieldError: check_least() for integers below their range that are not the default, check_read() for unused
 // fields that differ from their default.
@@ -151,7 +151,7 @@ void check_read(const Settings& all, const Settings& defaults);
 // The fields that differ: "dp=2 zero=3".
 std::string difference(const Settings& from, const Settings& defaults);
 
-// Throws as Setting::read().
+// Throws like Setting::read().
 int64_t parse_integer(const std::string& where, const std::string& text, const Bounds& range);
 std::vector<std::string> split(std::string_view text, char at);
 

@@ -12,7 +12,7 @@ nlohmann::ordered_json to_json(const Setting& setting);
 nlohmann::ordered_json to_json(const Settings& all);
 // Sets fields from JSON; omitted fields are unchanged. `what` names the struct ("a plan"). Throws FieldError for
 // unknown keys, values of the wrong type, and omitted fields without a valid default; Error unless `json` is a JSON
-// object. Of the ranges, only the sign is checked.
+// object. Ranges are not checked, except for the sign.
 void take_json(const Settings& all, std::string_view json, std::string_view what);
 // As take_json(), for a nested object: messages name its fields "path.name".
 void take_object(const Settings& all, const nlohmann::json& object, const std::string& path,

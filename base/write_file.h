@@ -61,12 +61,12 @@ inline bool write_file(const std::filesystem::path& file, std::string_view first
   return write_file(file, chunks);
 }
 
-// Whether an errno reports an operation that the file system does not support: NFS, Lustre, FUSE, containers
+// Whether an errno reports an operation unsupported by the file system, as on NFS, Lustre, FUSE or in containers
 // (docs/cluster.md).
 bool is_unknown_operation(int cause);
 
-// Reserves disk space for the bytes [from, to) of a file, which have not been written, by writing zeros if necessary.
-// Returns 0 or an errno.
+// Reserves disk space for the bytes [from, to) of a file, not yet written, by writing zeros if necessary. Returns 0 or
+// an errno.
 int reserve_space(int descriptor, int64_t from, int64_t to);
 
 // Files and directories are written under a temporary name, NAME.tmp-PID-HOST-RANDOM. It is removed at the end of its

@@ -154,7 +154,7 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   }
   if (!rope.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-    // A dry run does not write, because every touched page would consume real memory.
+    // A dry run does not write: touched pages would consume real memory.
     rope.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
                                          : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
@@ -172,8 +172,8 @@ Attention::Attention(const Options& o, int64_t channels)
       norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
       options_(o),
       here_(heads()) {
-  // Without rotation or normalization, the key bias only adds a constant to all inputs of a softmax, which does not
-  // change it.
+  // Without rotation or normalization, the key bias adds a constant to all inputs of a softmax, leaving its output
+  // unchanged.
   if (qkv.bias && !o.rotary && !o.norm_eps)
     qkv.parameter(*qkv.bias).zero_grad_range = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }

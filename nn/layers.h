@@ -24,12 +24,12 @@ enum class Activation { none, gelu, gelu_erf };
 class Lora;
 struct LoraOptions;
 
-// The matmul of a layer, as strategies, adapters and 4-bit weights change it. Empty members: x w^T + b of the layer's
+// The matmul of a layer, as modified by strategies, adapters and 4-bit weights. Empty members: x w^T + b of the layer's
 // own parameters.
 //
 //   x --input--> x w^T --output--> + adapters --> y
 struct LinearHooks {
-  // Replaces all of it except adapters: x w^T + b; b may be undefined.
+  // Replaces everything except adapters: x w^T + b; b may be undefined.
   using Matmul = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
   Matmul matmul = {};
   std::function<Var(DType dtype)> weight = {};  // w, if it is stored in another form
@@ -51,7 +51,7 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
   void drop_packs() override { packs_.packs.clear(); }
-  // For rows [first, first + out) of the weight. Call before materialization.
+  // Adapts rows [first, first + out) of the weight. Call before materialization.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
@@ -127,7 +127,7 @@ class Embedding : public Module {
   PackedWeights packs_;
 };
 
-// Of a (B, T, C) activation in training, from the counter-based RNG stream of the module's name.
+// Drops elements of a (B, T, C) activation in training, with the counter-based RNG stream of the module's name.
 class Dropout : public Module {
  public:
   explicit Dropout(double p) : p_(p) {}

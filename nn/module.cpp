@@ -170,7 +170,7 @@ void Module::collect_units(std::vector<Group>& out) {
   collect_members(out, out.size() - 1);
 }
 
-// Collects the parameters of one unit, out[unit], and the units below it.
+// Collects the parameters of one unit, out[unit], and of the units below it.
 void Module::collect_members(std::vector<Group>& out, size_t unit) {
   if (!here_) return;
   for (Parameter& p : parameters_) out[unit].members.push_back(&p);
@@ -209,8 +209,7 @@ std::vector<Module::Unit> Module::layout() {
 
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
   if (cpu::DryRun::here()) return;
-  // Values for a GPU are generated on the host, whose C library gives bitwise identical sines and logarithms
-  // everywhere.
+  // GPU values are generated on the host, whose C library gives bitwise identical sines and logarithms everywhere.
   const bool here = values.device() == Device::cpu;
   Tensor all =
       here ? values : Tensor::empty(values.shape(), values.dtype(), values.arena()->host(), Category::workspace);

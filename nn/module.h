@@ -17,7 +17,7 @@ class Module : NotCopied {  // children hold references into it
  public:
   virtual ~Module() = default;
 
-  // Modules with one input and one output; others define separate functions.
+  // For modules with one input and one output; others define separate functions.
   virtual Var forward(const Var& x);
   // forward() with all wrappers, the last one outermost.
   Var operator()(const Var& x);
@@ -28,7 +28,7 @@ class Module : NotCopied {  // children hold references into it
     require_object(f ? this : nullptr, "[wrap] f");
     wraps_.push_back(std::move(f));
   }
-  // Declares that memory of parameters or gradients is allocated and freed per unit: ops must not combine units.
+  // Declares that parameter or gradient memory is allocated and freed per unit: ops must not combine units.
   void disable_fusion() { may_fuse_ = false; }
   // Whether an op may combine this module with others, instead of calling it.
   virtual bool may_fuse() const { return may_fuse_ && wraps_.empty(); }
@@ -42,8 +42,8 @@ class Module : NotCopied {  // children hold references into it
   void shard(const Var& var, ShardSpec spec);
   // Freezes all parameters of this module and its descendants. Throws Error after materialization.
   void freeze();
-  // Freezes a matrix and stores it in 4 bits. Throws Error after sharding or materialization, and for sizes that do not
-  // divide.
+  // Freezes a matrix and stores it in 4 bits. Throws Error after sharding or materialization, and for sizes that are
+  // not multiples of a block.
   void quantize(const Var& var, const Packing& packing);
   // Excludes a module's parameters from parameters() and layout() if they are on another rank.
   void set_local(bool here) { here_ = here; }

@@ -35,8 +35,8 @@ struct ShardSpec {
 
 struct Packed;  // nn/quantize/packed.h
 
-// State of a module, known to its strategy and optimizers; it expires with the module. `awaits_gradients`: there are no
-// reduced gradients for an update.
+// State of a module, shared with its strategy and optimizers; it expires with the module. `awaits_gradients`: there are
+// no reduced gradients for an update.
 struct ModuleState {
   bool has_strategy = false, awaits_gradients = false;
 };
@@ -59,7 +59,7 @@ struct Parameter {
   // gradients are summed, also over ranks.
   std::string tie = {};
   ShardSpec shard = {};
-  Span zero_grad_range = {};  // elements whose exact gradient is zero, so that the computed one is rounding error
+  Span zero_grad_range = {};  // elements whose exact gradient is zero, so the computed gradient is only rounding error
   Var var = {};
   // A frozen 4-bit matrix: its bytes are the value, and `var` is meta.
   std::shared_ptr<Packed> packed = {};

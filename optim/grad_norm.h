@@ -34,11 +34,11 @@ class OrderedSum {
   double groups_ = 0, group_ = 0;
   int64_t count_ = 0;
 };
-// `count` elements from `begin` on, then from `begin + stride` on, and so on.
+// `count` elements from `begin` on, then from `begin + stride`, and so on.
 struct BlockRun {
   int64_t begin = 0, count = 0, times = 1, stride = 0;
 };
-// Ordered sum of each run of float64 `sums`, to one element each of `out` on the same device.
+// Writes the ordered sum of each run of float64 `sums` to one element of `out` on the same device.
 void ordered_sums(const Tensor& sums, std::span<const BlockRun> runs, const Tensor& out);
 
 // Sum of squares of each tensor, by blocks; at least one tensor, all on one device -> float64 (tensors) on that device.
@@ -47,7 +47,7 @@ Tensor sums_of_squares(std::span<const Tensor> tensors);
 // Propagates infinity and NaN. Cost: one read of the gradients.
 double sum_of_squares(std::span<const FlatUnit> units);
 
-// Exactly sqrt(N) for N gradients of one.
+// Exactly sqrt(N) for N gradients equal to one.
 double grad_norm(std::span<const FlatUnit> units);
 
 // min(1, max_norm / (norm + 1e-6)), as in PyTorch; 1 if max_norm is 0 (no clipping). Throws Error if max_norm is

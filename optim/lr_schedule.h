@@ -11,7 +11,7 @@ struct LrSchedule {
   double lr = 1e-3;
   double min_lr = 1e-3;  // equal to lr: constant after warm-up
   int64_t warmup = 0;    // steps
-  int64_t steps = 0;     // reaches min_lr, constant from then on
+  int64_t steps = 0;     // min_lr from this step on
 
   // lr (step + 1) / (warmup + 1) during warm-up.
   double at(int64_t step) const {

@@ -204,7 +204,7 @@ void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, cons
   on_device(of.unit.grads.device(), on_cpu, [&] { cuda::update(of, options_, now, on_gpu); });
 }
 
-// Muon updates matrices in two passes: `updates` replaces their values, then their gradients.
+// Muon updates matrices in two passes: `updates` serves as their values, then as their gradients.
 void Optimizer::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
   std::vector<std::pair<size_t, FlatUnit>> matrices;
   for (size_t u = 0; u < units_.size(); ++u)

@@ -26,7 +26,7 @@ class Optimizer : NotCopied {
   void step(double lr, double grad_scale);
 
   // Update on a GPU without the host knowing the clip factor: the host writes next(lr) to GPU memory, a kernel sets
-  // grad_scale and skip, queue_step() queues the update, and count_step() follows once it was applied.
+  // grad_scale and skip, queue_step() queues the update, and count_step() follows once it has been applied.
   UpdateNumbers next(double lr) const;  // for the step after steps(), with grad_scale 1
   void queue_step(const UpdateNumbers* on_gpu) { update({}, on_gpu); }
   void count_step();
@@ -42,7 +42,7 @@ class Optimizer : NotCopied {
   const std::vector<FlatUnit>& units() const { return units_; }
 
  private:
-  // On a GPU uses the scalars at `on_gpu` instead of `now` unless null.
+  // On a GPU, scalars at `on_gpu`, unless null, replace `now`.
   void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu);
   // `rounding` has a stream per slot, or is empty.
   void run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateNumbers& now,

@@ -3,7 +3,7 @@
 // accumulate on average, so weights need no float32 master copy.
 //
 // The random bits are a function of the seed, the parameter's name, the step and the index in the full parameter, so a
-// shard is rounded exactly as the same elements of the full parameter.
+// shard is rounded exactly like the same elements of the full parameter.
 #pragma once
 
 #include "nn/parameter.h"

@@ -1,7 +1,7 @@
 // Update rules: each optimizer's state per element, and its update. The CPU loop (optim/optimizer.cpp) and the GPU loop
 // (optim/cuda/updates.cu) call the same functions and are therefore bitwise identical.
 //
-// To add an optimizer: a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind.
+// A new optimizer needs a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind.
 #pragma once
 #include <variant>
 
@@ -27,7 +27,7 @@ struct OptimizerOptions {
   std::function<void(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates)> orthogonalise = {};
 };
 
-// Scalars of an update, rounded once to the dtype in which it computes.
+// Scalars of an update, rounded once to the dtype of the computation.
 struct UpdateNumbers {
   double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
   double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
@@ -149,7 +149,7 @@ inline constexpr auto kOptimizerNames = [] {
   return names;
 }();
 
-// `matrices`: of units with full-matrix updates.
+// `matrices`: for units with full-matrix updates.
 constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {
   if (kind == OptimizerKind::sgd && momentum == 0) return PlainSgd();
   if (kind == OptimizerKind::muon && matrices) return MuonMomentum();

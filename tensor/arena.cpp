@@ -333,7 +333,7 @@ void Arena::release(std::byte* block, int64_t bytes, Category category) {
 
 namespace {
 
-// The lock is acquired while the arena's lock is held.
+// This lock is acquired while the arena's lock is held.
 struct Watched {
   std::mutex mutex;
   ArenaWatcher watcher;

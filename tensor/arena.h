@@ -52,8 +52,8 @@ std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
 // A rank's allocator: best fit within one region reserved on huge pages.
 //
-// Live and peak bytes are counted per block category, so they can be compared with a formula. Because every training
-// step requests the same blocks in the same order, no step after the first allocates memory from the system.
+// Live and peak bytes are counted per block category, so they can be compared with a formula. Every training step
+// requests the same blocks in the same order, so no step after the first allocates system memory.
 //
 // allocate() and release() are thread-safe.
 
@@ -106,7 +106,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
     Category before_;
   };
 
-  // While an object lives, allocate() throws Error instead of growing the region.
+  // While an instance exists, allocate() throws Error instead of growing the region.
   class Fixed : NotCopied {
    public:
     explicit Fixed(Arena& arena) : arena_(arena) { arena_.fix(true); }
@@ -115,8 +115,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
    private:
     Arena& arena_;
   };
-  // While an object lives, AddressSanitizer permits access to freed blocks, which the kernels of a captured graph reuse
-  // (tensor/cuda/gpus.h).
+  // While an instance exists, AddressSanitizer permits access to freed blocks, which the kernels of a captured graph
+  // reuse (tensor/cuda/gpus.h).
   class AllowReuse : NotCopied {
    public:
     explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.allow_reuse(true); }
@@ -165,7 +165,8 @@ ArenaPtr make_pinned_arena();
 ArenaPtr make_arena(Device device);
 
 // Called immediately and after every allocate() and release() with the live bytes per category; calls are serialized
-// and run on the allocating thread. It must not use the arena. An arena has at most one watcher; null removes it.
+// and run on the allocating thread. The watcher must not use the arena. An arena has at most one watcher; null removes
+// it.
 using ArenaWatcher = std::function<void(const std::array<int64_t, kCategories>& live)>;
 void watch(Arena& arena, ArenaWatcher watcher);
 

@@ -27,7 +27,7 @@ struct KernelLog {
     int64_t cudnn = 0, tensor_cores = 0, plain = 0;
   };
   Attention forward, backward;
-  std::vector<std::string> refused;  // why cuDNN did not run; unique
+  std::vector<std::string> refused;  // unique reasons why cuDNN did not run
   // Fused into a matmul's epilogue or run separately (tensor/ops/matmul/matmul.h).
   struct Pass {
     int64_t fused = 0, apart = 0;
@@ -37,7 +37,7 @@ struct KernelLog {
     }
   };
   Pass gelu, gelu_gradient, bias_sums;
-  int64_t padded_products = 0;  // with operands copied to padded rows
+  int64_t padded_products = 0;  // matmuls with padded copies of operands
 
   void refuse(const std::string& why) {
     if (std::find(refused.begin(), refused.end(), why) == refused.end()) refused.push_back(why);

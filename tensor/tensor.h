@@ -174,7 +174,7 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
 }
 
 // Minimal dims for iterating over operands of one (expanded) shape: no dims of size 1, and dims contiguous in every
-// operand merged.
+// operand are merged.
 
 inline constexpr int kMaxOperands = 3;
 
@@ -194,11 +194,11 @@ MergedDims merged_dims(std::span<const Tensor* const> operands);
 class DeviceScalar {
  public:
   DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: implicit conversion from a known value is intended
-  // `made`: float64 with one element, read immediately on the host.
+  // `made`: float64 with one element, read immediately if on the host.
   explicit DeviceScalar(const Tensor& made);
 
   operator double() const { return pending_.defined() ? pending_.item<double>() : value_; }  // NOLINT: used as a number
-  // In call order; bitwise identical on both devices.
+  // Adds in call order; bitwise identical on both devices.
   DeviceScalar& operator+=(const DeviceScalar& more);
   // float64 () on the GPU; undefined for a known value.
   const Tensor& on_gpu() const { return pending_; }

@@ -5,7 +5,7 @@ namespace tessera {
 
 namespace {
 
-// That of U(-1 / sqrt(in), 1 / sqrt(in)), the default initialization of A.
+// Standard deviation of U(-1 / sqrt(in), 1 / sqrt(in)), the default initialization of A.
 double default_deviation(int64_t in) { return 1 / std::sqrt(3.0 * static_cast<double>(in)); }
 
 }  // namespace

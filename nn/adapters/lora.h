@@ -22,7 +22,7 @@ class Lora : public Module {
  public:
   Lora(int64_t in, int64_t first, int64_t out, const LoraOptions& options);
 
-  // y (..., more than first + out) plus the adapter's output for x (B, T, in); may overwrite y.
+  // y (..., first + out or more) plus the adapter's output for x (B, T, in); may overwrite y.
   Var add_to(Var y, const Var& x);
 
   int64_t first() const { return first_; }

@@ -8,7 +8,7 @@
 // Each expert is a separate unit (nn/module.h), so ranks may hold different experts
 // (parallel/experts/expert_parallel.h). Local experts run as one grouped GEMM (tensor/ops/experts/experts.h) unless
 // parameters are gathered per unit (Module::may_fuse). An expert's gradient is computed per rank and micro-batch and
-// then accumulated, independent of the rank.
+// then accumulated, regardless of the expert's rank.
 #pragma once
 
 #include "autograd/experts/ops.h"
@@ -48,7 +48,7 @@ class MixtureOfExperts : public Module {
   struct Exchanged {
     std::function<Var()> rows = {};  // local experts' rows by source rank, then by expert; waits; call once
     std::vector<std::vector<int64_t>> counts = {};  // [source rank][local expert]
-    std::function<Var(const Var& rows)> back = {};  // returns their results
+    std::function<Var(const Var& rows)> back = {};  // sends the results back
   };
   using Exchange = std::function<Exchanged(const Var& rows, const std::vector<int64_t>& counts)>;
   // Retains only experts [first, first + count). Call before materialization.
@@ -60,7 +60,7 @@ class MixtureOfExperts : public Module {
     std::function<Var(Var x)> enter;          // -> the experts' input
     std::function<Var(Var weights)> weights;  // (N, k), weights of the sum
     std::function<Var(Var y)> leave;          // local sum -> output, placed like x
-    std::function<void(Tensor&)> count;       // choices by sequence and expert -> over all their tokens
+    std::function<void(Tensor&)> count;       // local choices by sequence and expert -> global choices
     std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions
   };
   Redistribution& redistribution() { return comm_; }

@@ -20,7 +20,8 @@ struct Packed {
 };
 
 std::shared_ptr<Packed> make_packed(const Packing& packing);
-// Restricts it to the elements of parameter.shard. Throws FieldError with the shard's axis if it would split a block.
+// Restricts `packed` to the elements of parameter.shard. Throws FieldError with the shard's axis if the shard splits a
+// block.
 void cut(Packed& packed, const Parameter& parameter);
 
 // Dequantized at each use; see Var::with_recompute.

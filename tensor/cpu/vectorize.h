@@ -41,7 +41,7 @@ enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
 MaxIsa max_isa();
 InstructionSet instruction_set();
 bool has_amx();
-// AVX512_BF16.
+// Whether the CPU has AVX512_BF16.
 bool has_pair_products();
 
 template <class F>
@@ -81,7 +81,7 @@ struct VectorOf {
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
-// While an object lives, ops on this thread allocate but do not compute, which predicts the memory of models of any
+// While an instance exists, ops on this thread allocate but do not compute, which predicts the memory of models of any
 // size (train/memory.h).
 class DryRun {
  public:
@@ -113,7 +113,7 @@ void split(int64_t n, int64_t grain, const F& f) {
   }
 }
 
-// split() with f vectorized, for ranges that are one loop nest.
+// split() with f vectorized, for a range processed by one loop nest.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   split(n, grain, [&](int64_t begin, int64_t end) { vectorized([&] { f(begin, end); }); });

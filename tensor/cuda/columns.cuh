@@ -1,5 +1,5 @@
 // Column-wise kernels for a matrix (n, c): a thread processes 16 bytes of adjacent columns in some rows. Sums over rows
-// take two passes, runs of rows in order and then their sums, whose shape depends only on n.
+// take two passes, both in order: over runs of rows, whose length depends only on n, then over the runs' sums.
 #pragma once
 #include <algorithm>
 #include <array>

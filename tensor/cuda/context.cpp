@@ -277,7 +277,7 @@ class PinnedRegion final : public Region {
     capacity_ = kCapacity;
   }
   ~PinnedRegion() override {
-    cudaDeviceSynchronize();  // kernels may still use it
+    cudaDeviceSynchronize();  // kernels may still use the region
     for (int64_t at = 0; at < pinned_; at += kPinnedAtOnce) cudaHostUnregister(base_ + at);
     munmap(base_, kCapacity);
   }

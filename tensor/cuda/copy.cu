@@ -65,7 +65,7 @@ void queue_copy(const Tensor& to, const std::byte* pinned) {
 
 std::shared_ptr<void> start_copy(const Tensor& to, const std::byte* pinned) {
   Context& c = context(to);
-  const auto event = std::make_shared<Event>(make_event());  // first marks the queued work, then the copy
+  const auto event = std::make_shared<Event>(make_event());  // recorded after the queued work, then after the copy
   c.queued("copy", cudaEventRecord(event->get(), c.stream()));
   c.queued("copy", cudaStreamWaitEvent(c.copies(), event->get(), 0));
   c.queued("copy",

@@ -38,8 +38,8 @@ std::unique_ptr<Region> pinned_region();
 
 class Graph {
  public:
-  // Captures, without running it, the work that f() queues on the arena's stream. Throws exceptions of f(), and Error
-  // if f() waits for the GPU, needs more memory than the arena has, or CUDA fails.
+  // Captures, without running it, the work that f() queues on the arena's stream. Propagates exceptions of f(); throws
+  // Error if f() waits for the GPU, needs more memory than the arena has, or CUDA fails.
   Graph(ArenaPtr arena, const std::function<void()>& f);
 
   bool fits() const { return arena_->layout() == layout_; }

@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-// Defined only for .cu files, so that a change recompiles nothing else (cmake/tessera.cmake).
+// The macro is defined only for .cu files, so that a change recompiles nothing else (cmake/tessera.cmake).
 inline constexpr bool kFloat64Kernels = TESSERA_FLOAT64_KERNELS;
 template <class T>
 inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
@@ -20,7 +20,7 @@ inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double
 }
 
 // tessera::with_floating() for kernels that a build may omit. Preferred in this namespace because it is more
-// constrained; kernels present in every build qualify the other one.
+// constrained; for kernels present in every build, qualify the call.
 template <class F>
 requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   if constexpr (kFloat64Kernels) {

@@ -1,5 +1,5 @@
 // GPU instructions: tensor-core matmuls of bfloat16, matrix loads from shared memory and asynchronous copies into it
-// (PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async"), and others. The emulator replaces this file by
+// (PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async"), and others. The emulator replaces this file with
 // tests/cuda_emulator/tensor/cuda/mma.cuh.
 //
 // GPUs before compute capability 8.0 lack mma and cp.async: copies load and store, and a bfloat16 matmul traps; plans

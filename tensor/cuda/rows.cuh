@@ -38,7 +38,8 @@ Rows partition_rows(int64_t count, int64_t length, int per_thread = kRegs, int m
   return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, max))};
 }
 
-// Whether rows of all operands (or null) consist of aligned vectors. Kernels are compiled for both cases (kVectorized).
+// Whether rows of all operands (which may be null) consist of aligned vectors. Kernels are compiled for both
+// (kVectorized).
 template <class T, class... P>
 bool is_vectorizable(int64_t length, const P*... operands) {
   return length % kVecElems<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...);
@@ -53,7 +54,7 @@ struct RowThread {
   }
 };
 
-// Warps without a row may return: wider rows have one block each.
+// Warps without a row may return: rows wider than a warp have one block each.
 __device__ inline RowThread row_thread(const Rows& rows) {
   const int t = static_cast<int>(threadIdx.x);
   if (rows.width != 32) return {blockIdx.x, t, rows.width};

@@ -6,7 +6,7 @@
 
 namespace tessera::cuda {
 
-// For a call that may fail. Clears the failure that the runtime would store, because NVIDIA's libraries query the last
+// For a call that may fail. Clears the error that the runtime would store, because NVIDIA's libraries query the last
 // error after their launches and would report it as theirs.
 inline cudaError_t expected(cudaError_t result) {
   if (result != cudaSuccess) cudaGetLastError();

@@ -86,7 +86,7 @@ void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, con
   });
 }
 
-// SwiGLU, bitwise identical to the CPU. Rows are those of y: x's row 2 i has its gates, row 2 i + 1 its values.
+// SwiGLU, bitwise identical to the CPU. Row i of y has its gates in row 2 i of x, its values in row 2 i + 1.
 
 namespace {
 

@@ -36,12 +36,12 @@ void swiglu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x);
 }  // namespace cuda
 
 // Matmuls before and after a tanh GELU, fused if measured to be faster on this GPU (matmul_gelu() in
-// tensor/ops/matmul/matmul.h). On the CPU the pass is separate, with the results of bias_gelu().
+// tensor/ops/matmul/matmul.h). On the CPU, GELU is a separate pass with the results of bias_gelu().
 
 // h = x w^T + b, y = gelu(h): x (..., K), w (N, K), b (N) or undefined -> (..., N). A fused y uses the unrounded sum.
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // dh = (dy w) gelu'(h): dy (..., N), w (N, K), h (..., K) -> (..., K). dbias (K), if requested, receives the row sums
-// of dh, or remains undefined if they need a separate pass, as in linear_weight_grad_and_sums().
+// of dh, or remains undefined if those sums need a separate pass, as in linear_weight_grad_and_sums().
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h, Tensor* dbias,
                               PackedWeights* packs = nullptr);
 // linear_weight_grad(); returns the bias gradient (N) in dw's dtype if that costs less than sum_rows(), otherwise an

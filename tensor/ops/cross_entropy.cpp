@@ -73,7 +73,6 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   return with_sum(std::move(out), logits, total);
 }
 
-// Reading the loss waits for its queued kernels.
 CrossEntropy deferred(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
@@ -247,7 +246,7 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
 namespace {
 
 constexpr int64_t kMinRows = 32;  // per block: fewer rows are bound by the bandwidth of reading w
-// Bytes of a gradient of w computed before it is accumulated: a fraction of the shared cache.
+// Bytes of w's gradient computed before each accumulation: a fraction of the shared cache.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
 // dw = or += dy^T x.

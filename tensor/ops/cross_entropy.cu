@@ -1,8 +1,8 @@
 // Shared by the cross-entropy kernels: logits with targets, exponentials, and the loss of a row.
 //
 // Cross-entropy evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate to 1 ulp
-// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise arithmetic and
-// not bandwidth would bound the kernels.
+// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise arithmetic
+// rather than bandwidth would bound the kernels.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -124,8 +124,8 @@ struct Gradient {
   Logits<T> of;
   const Accumulate<T>* lse;
   T* dx;
-  double scale;         // multiplied by
-  const double* times;  // this, unless null
+  double scale;         // multiplied by *times
+  const double* times;  // null: 1
 };
 
 template <class T>

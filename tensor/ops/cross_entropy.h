@@ -49,7 +49,8 @@ struct GradientScale {
   Tensor times;
 };
 
-// dlogits = (softmax - onehot(target)) * scale, zero in ignored rows. Overwrites logits of unshared storage.
+// dlogits = (softmax - onehot(target)) * scale, zero in ignored rows. Overwrites the logits if their storage is not
+// shared.
 Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, const GradientScale& scale,
                               const VocabShard& shard = {});
 
@@ -69,7 +70,7 @@ struct Scored {
 struct RowLosses {
   Tensor lse, losses, totals;
 };
-// Only queue kernels. Invalid targets are recorded (tensor/cuda/context.h) and their rows ignored.
+// These functions only queue kernels. Invalid targets are recorded (tensor/cuda/context.h) and their rows ignored.
 namespace cuda {
 RowLosses cross_entropy(const Tensor& logits, const Tensor& targets);
 RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, double scale);

@@ -24,8 +24,8 @@ struct DropoutTile {
 Tensor dropout(Tensor&& x, double p, const DropoutTile& tile);
 
 namespace cuda {
-// Bitwise identical masks. x (B, T, C) contiguous; y may be x; sizes in `tile` set; `positions` int64 (T) on the GPU or
-// null.
+// Masks bitwise identical to the CPU's. x (B, T, C) contiguous; y may be x; sizes in `tile` set; `positions` int64 (T)
+// on the GPU or null.
 void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile, const Tensor* positions);
 }  // namespace cuda
 

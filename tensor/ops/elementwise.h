@@ -14,7 +14,7 @@ template <class Op>
 Tensor unary_backward(const Tensor& dy, const Tensor& x);  // dx = dy f'(x)
 template <class Op>
 Tensor binary(const Tensor& a, const Tensor& b);  // y = f(a, b)
-// dy times the partial derivative by operand 0 or 1, reduced to that operand's shape.
+// dy times the partial derivative with respect to operand 0 or 1, reduced to that operand's shape.
 template <class Op>
 Tensor binary_backward(const Tensor& dy, const Tensor& a, const Tensor& b, int operand);
 

@@ -1,6 +1,6 @@
 // LayerNorm (Ba, Kiros and Hinton 2016) and RMSNorm (Zhang and Sennrich 2019) over the last dim, optionally fused with
-// the preceding residual addition. Rows that are not contiguous are copied. Statistics are float32, or float64 for
-// float64. Cost: about 10 FLOPs per element, one pass over memory forward and one backward.
+// the preceding residual addition. Non-contiguous rows are copied. Statistics are float32, or float64 for float64.
+// Cost: about 10 FLOPs per element, one pass over memory forward and one backward.
 #pragma once
 #include "tensor/ops/reduce.h"
 
@@ -21,7 +21,7 @@ struct NormOptions {
 Normed norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options = {});
 
 struct AddNormed {
-  Tensor sum;  // x + y, rounded
+  Tensor sum;
   Normed normed;
 };
 // r = x + y, then norm(r) of the rounded r. Overwrites y with r if y's storage is not shared.
@@ -36,7 +36,7 @@ struct NormSums {
   Tensor* partials = nullptr;
 };
 // dx plus `residual` (undefined, or the gradient of x from its other uses), which is overwritten if its storage is not
-// shared. `x` is the normalized input: for add_norm() the sum.
+// shared. `x` is the input of the normalization: for add_norm() the sum.
 Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual,
                      const NormSums& sums = {});
 

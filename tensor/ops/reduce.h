@@ -9,7 +9,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape);
 // -> (): in double, in row-major order, by blocks of 4096.
 Tensor sum(const Tensor& x);
 // (..., C) -> (C), rows in order, in float (double for float64); any floating dtype of out. On a GPU sums over rows
-// have three levels, each in order: runs of rows (tensor/cuda/columns.cuh), 32 run sums, the rest.
+// have three levels, each in order: runs of rows (tensor/cuda/columns.cuh), groups of 32 runs, all groups.
 void sum_rows(Tensor& out, const Tensor& x);
 
 // (C) with any floating dtype and strides; undefined if not requested.
@@ -17,7 +17,8 @@ struct RowSum {
   Tensor to = {};
   bool adds = false;  // add the rounded sum to `to`
 };
-// Second pass of sum_rows() after another kernel's first (tensor/ops/norm.h): partials (1, runs, C) on a GPU.
+// Second pass of sum_rows() after another kernel has done the first (tensor/ops/norm.h): partials (1, runs, C) on a
+// GPU.
 void sum_partials(Tensor& out, const Tensor& partials);
 
 namespace cuda {

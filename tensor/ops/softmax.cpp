@@ -1,4 +1,4 @@
-// Rows on CPU threads.
+// CPU threads split the rows.
 #include "tensor/ops/softmax.h"
 
 #include <limits>

@@ -30,7 +30,7 @@ class TileScope {
 
 // C (32 x 32 float32, row stride `ldc`) = or += A B over `tiles` tiles of depth 32. A has two tiles of 16 rows with row
 // stride `lda`; `step` is the stride along the depth, `down` from the upper to the lower tile. B is packed: per depth
-// two adjacent tiles of 16 row pairs x 16 columns x 2. `overlapped(t)` runs during the multiplication of tile t.
+// step, two adjacent tiles of 16 row pairs x 16 columns x 2. `overlapped(t)` runs during the multiplication of tile t.
 struct TileOperandA {
   const bfloat16* data;
   int64_t lda, step, down;

@@ -101,7 +101,7 @@ class DeviceRegion final : public Region {
 
 }  // namespace
 
-// Commits a first chunk: some drivers and containers lack functions, which shows only when they are called.
+// Commits a first chunk: some drivers and containers lack functions, which only a call reveals.
 std::unique_ptr<Region> device_region() {
   auto region = std::make_unique<DeviceRegion>();
   region->commit(1);

@@ -5,17 +5,17 @@
 // per query and head, from which backward recomputes the probabilities. Tiles are stored transposed (keys x queries),
 // so that maxima and sums over keys run in vector lanes without shuffles.
 //
-// Tiles of the T x T matrix may be computed separately (on other ranks, at other times). Tiles of the same queries are
-// merged by their log-sum-exp. A tile's contribution to the gradients is attention_backward() of the tile with the
-// merged `out` and `lse`, because then the row sums of dout * out and the denominators cover all keys. Results to be
-// merged or accumulated should have the accumulation dtype (partial_dtype()) to avoid intermediate rounding.
+// Tiles of the T x T matrix may be computed separately, also on other ranks. Tiles of the same queries are merged by
+// their log-sum-exp. A tile's contribution to the gradients is attention_backward() of the tile with the merged `out`
+// and `lse`, because then the row sums of dout * out and the denominators cover all keys. Results to be merged or
+// accumulated should have the accumulation dtype (partial_dtype()) to avoid intermediate rounding.
 #pragma once
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
 
-// Local heads, packed as [q | k | v]: H query heads, and K key and K value heads that they share.
+// Local heads, packed as [q | k | v]: H query heads that share K key and K value heads.
 struct Heads {
   int64_t query = 1, key = query;
   int64_t packed() const { return query + 2 * key; }
@@ -43,7 +43,7 @@ struct AttentionOptions {
   // zeros and a log-sum-exp of -infinity.
   Tensor starts = {};
   bool starts_may_be_ignored = false;  // keys before `starts` are unused padding
-  // Sliding window: a query attends to `window` keys, its own the last. 0: no window.
+  // Sliding window: a query attends to `window` keys, ending with its own. 0: no window.
   int64_t window = 0;
 };
 
@@ -55,15 +55,15 @@ struct AttentionResult {
 // q (B, Tq, H, D), k and v (B, Tk, K, D); the causal mask requires Tq <= Tk. Views of any strides with a contiguous
 // last dim (slices of a packed qkv or of a KV cache). K divides H: query head h uses key-value head h / (H / K)
 // (grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245). Accumulates in float (double for float64). Cost: 4
-// B H Tq Tk D FLOPs, less fully masked blocks; workspace of 64 x (64 + 4 D) elements per thread.
+// B H Tq Tk D FLOPs, excluding fully masked blocks; workspace of 64 x (64 + 4 D) elements per thread.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 // `out` needs a contiguous last dim and q's or lse's dtype; `lse` must be contiguous.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                     const AttentionResult& result);
 
 // Merges attention of the same queries to two disjoint sets of keys: out = sum exp(lse_i - lse) out_i with lse = log
-// sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Outs have lse's dtype or one that accumulates
-// in it; rows of into.lse and of both outs, and all of tile.lse, are contiguous.
+// sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Outputs have lse's dtype or one that
+// accumulates in it; rows of into.lse and of both outputs, and all of tile.lse, are contiguous.
 void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 
 // Writes gradients into views of the shapes of q, k and v, each with q's or lse's dtype. Cost: 10 B H Tq Tk D FLOPs;
@@ -73,10 +73,10 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
                         const AttentionResult& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk,
                         Tensor& dv);
 
-// Whether cuDNN may run such a call, subject to its own support checks: KernelChoice allows it, bfloat16 on a GPU, no
-// dropout, document starts or window.
+// Whether cuDNN may run such a call, subject to its own support checks: bfloat16 on a GPU, permitted by KernelChoice,
+// without dropout, document starts or window.
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
-// Accumulation dtype for results to be merged; bfloat16 for cuDNN, which supports no other output.
+// Accumulation dtype for results to be merged; bfloat16 for cuDNN, its only output dtype.
 DType partial_dtype(const Tensor& q, const AttentionOptions& options);
 
 struct AttentionProblem {
@@ -97,9 +97,9 @@ void attention_backward(const AttentionProblem& problem, const Tensor& dout, con
 void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 }  // namespace cpu
 
-// If the arena's KernelChoice allows it, cuDNN runs the problems that it supports (cuda/cudnn_attention.h). Tessera has
+// cuDNN runs the problems it supports (cuda/cudnn_attention.h) if the arena's KernelChoice allows it. Tessera has
 // tensor-core kernels (cuda/tiles.cuh) for bfloat16 with head dims 64 and 128 and rows aligned to 16 bytes, and plain
-// kernels (cuda/plain.cu) for everything else. Neither uses atomics: separate kernels compute dq, and dk and dv.
+// kernels (cuda/plain.cu) for everything else. Neither uses atomics: one kernel computes dq, another dk and dv.
 namespace cuda {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,

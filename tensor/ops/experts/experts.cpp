@@ -111,7 +111,8 @@ void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   place_all(o, logits.dim(1), out);
 }
 
-// Kernels assign rows for sequences of equal length; with padding the host does, because it waits for them anyway.
+// Kernels assign rows for sequences of equal length; with padding the host does so, because it waits for the kernels
+// anyway.
 void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   RouteOptions all = o;
   if (!o.lengths.empty()) all.capacity = 0;

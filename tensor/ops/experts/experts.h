@@ -1,12 +1,12 @@
 // Mixture-of-experts routing: assigns tokens to experts, and dispatches and combines their rows (Shazeer et al. 2017,
 // "Outrageously large neural networks"; Fedus et al. 2021, "Switch transformers").
 //
-//   logits (N, E) --route--> chosen experts, weights (N, k), and a place for each choice among rows by expert
-//   x (N, C) --dispatch_rows--> rows (R, C), those of expert 0 first, tokens in order --experts--> rows (R, C)
+//   logits (N, E) --route--> chosen experts, weights (N, k), and each choice's place among the rows grouped by expert
+//   x (N, C) --dispatch_rows--> rows (R, C), grouped by expert, tokens in order --experts--> rows (R, C)
 //   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
 //
-// On a GPU route() waits once for the rows per expert, because the sizes of matmuls and messages depend on them. In a
-// dry run (cpu::DryRun) tokens are distributed evenly.
+// On a GPU route() waits once for the number of rows per expert, because sizes of matmuls and messages depend on it. In
+// a dry run (cpu::DryRun) tokens are distributed evenly.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -27,7 +27,7 @@ struct RouteOptions {
   // z       mean over tokens of (log sum exp of logits)^2                       Zoph et al. 2022, "ST-MoE", equation 5
   double balance = 0, z = 0;
   int64_t tokens = 0;    // T if sequences are sharded
-  Tensor replayed = {};  // int32 (N, k): replaces the logits' choices
+  Tensor replayed = {};  // int32 (N, k): used instead of the logits' choices
   // If sequences are sharded: maps choices, int32 (N, k), to the number of preceding choices of the same expert in the
   // full sequence, int32 (N, k), which count against the capacity.
   std::function<Tensor(const Tensor& chosen)> earlier = {};
@@ -45,7 +45,7 @@ struct Routed {
   Tensor weights;  // (N, k), float32, or float64 for float64
   std::vector<int64_t> counts = {};
   int64_t rows = 0, dropped = 0;
-  // float64 (sequences, E): number of choices, including dropped ones. The caller adds those of non-local tokens.
+  // float64 (sequences, E): number of choices, including dropped ones. The caller adds the choices of non-local tokens.
   Tensor of_sequences = {};
   // With `replayed`: number of tokens that the logits would have sent to other experts, and the maximum by which the
   // logit of an excluded expert exceeds the replayed one's.
@@ -81,14 +81,14 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
                            const Tensor& place);
 }  // namespace cuda
 
-// Grouped GEMM for linear layers y = x w^T, as in the experts of a layer: each group has its own w and a number of
-// consecutive rows that varies from call to call.
+// Grouped GEMM for linear layers y = x w^T, such as a layer's experts: each group has its own w and a varying number of
+// consecutive rows.
 //
 // Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/ops/matmul/cpu/gemm.h), so a
-// row is bitwise independent of the number of rows and groups, its position and threads; and no kernel is compiled for
-// a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups share one launch; float32
-// and float64 are bitwise identical to the CPU, and bfloat16 uses tensor cores, which accumulate sixteen elements of
-// the inner dim at a time, in order. An empty group's weight gradient is zero. Cost: 2 R N K FLOPs.
+// row is bitwise independent of its position and of the number of rows, groups and threads; no kernel is compiled for a
+// specific number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups share one launch;
+// float32 and float64 are bitwise identical to the CPU, and bfloat16 uses tensor cores, which accumulate sixteen
+// elements of the inner dim at a time, in order. An empty group's weight gradient is zero. Cost: 2 R N K FLOPs.
 
 struct GemmGroup {
   Tensor w;  // (N, K), with the dtype of the rows; or the gradient of such a weight

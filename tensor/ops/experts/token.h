@@ -81,14 +81,14 @@ struct Gradient {
     if (choices) one.choices += sequence * experts;
     return one;
   }
-  // With respect to the probability among all experts.
+  // Gradient with respect to the probability over all experts.
   constexpr A probability_grad(int64_t expert) const {
     const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
     A sum = j < 0 ? A(0) : dweights[j];
     if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.share);
     return sum;
   }
-  // Through the softmax over the chosen experts.
+  // Gradient through the softmax over the chosen experts.
   constexpr A chosen_grad(int64_t expert, A mean) const {
     const int64_t j = softmax_first ? -1 : place_among(chosen, k, expert);
     return j < 0 ? A(0) : weights[j] * (dweights[j] - mean);

@@ -40,10 +40,11 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Packe
 void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x);
 
 namespace cpu {
-// False without AVX-512: oneDNN then has no bfloat16 matmul, and it is computed in float32 with the same rounding.
+// False without AVX-512: oneDNN then has no bfloat16 matmul, so Tessera computes in float32 with the same rounding.
 bool has_bfloat16_matmul();
-// Whether packed copies of all weights justify their memory, twice that of the weights: with AMX, because plain strides
-// have a slow case. Otherwise input gradients gain as much from a temporary copy (docs/measurements/cpu_training.md).
+// Whether packed copies of all weights justify using twice the weights' memory: only with AMX, which is slow for some
+// strides of unpacked weights. Otherwise input gradients gain as much from a temporary copy
+// (docs/measurements/cpu_training.md).
 bool packing_is_profitable();
 // Version and instruction set, for logs: "oneDNN 2.6.3, avx512_core_bf16".
 std::string matmul_library();

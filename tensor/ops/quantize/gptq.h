@@ -5,7 +5,7 @@
 //   H = 2 X X^T + damping mean(diag) I      H^-1 = U^T U, U upper triangular
 //   for each column j:  e = (w_j - rounded(w_j)) / U_jj,   w_k -= e U_jk for k > j
 //
-// In float64 on the host. Rows are independent, so fusing matrices does not change codes.
+// Computed in float64 on the host. Rows are independent, so fusing matrices does not change codes.
 #pragma once
 
 #include "tensor/ops/quantize/quantize.h"

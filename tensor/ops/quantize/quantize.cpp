@@ -33,7 +33,7 @@ std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
                 "; expected a group size that divides the row, and an even number of groups in total");
-  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // of two groups: their scales, and both zeros
+  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // per two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());
   std::byte* at = out.data() + codes.size();
@@ -111,7 +111,7 @@ void encode_scales(std::span<const float> scales, float* groups, float* mean, st
   }
 }
 
-// Plain rounding: GPTQ requires inputs.
+// Plain rounding: GPTQ would need calibration inputs.
 std::vector<std::byte> rounded_to_nearest(const Packing& p, const FloatSource& source) {
   const Tensor weight = Tensor::empty({p.rows, p.columns}, DType::float32, make_arena());
   source(0, {weight.data<float>(), static_cast<size_t>(p.elements())});

@@ -16,7 +16,7 @@ enum class Codec : uint8_t { none, nf4, gptq };
 //   gptq   groups of `group` columns of a row share a scale (float16) and a zero (4 bits): w = scale (code - zero)
 //          (Frantar et al. 2022, "GPTQ", arXiv 2210.17323). 0.5 + 2.5 / 128 = 0.520 bytes for groups of 128.
 //
-// The full matrix is quantized first and then sharded at block bounds. Fused matrices (q, k and v) are quantized
+// The full matrix is quantized first and then sharded at block boundaries. Fused matrices (q, k and v) are quantized
 // separately. A rank's shard has three sections:
 //
 //   [ shared | codes of each block | scales of each block ]
@@ -36,7 +36,7 @@ struct Packing {
   int64_t group = 128;                   // gptq only
 
   int64_t elements() const { return rows * columns; }
-  int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards split at multiples
+  int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards begin at multiples
   int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }            // per block
   int64_t shared_bytes() const;
   int64_t bytes(int64_t elements) const;
@@ -50,7 +50,7 @@ void check(const Packing& packing, const std::string& name);
 struct ElementRun {
   int64_t here = 0, full = 0, count = 0;
 };
-// The largest run bound inside a block; 0 if all bounds are block-aligned.
+// The largest run boundary inside a block; 0 if all boundaries are block-aligned.
 int64_t splits_block(const Packing& packing, std::span<const ElementRun> runs);
 
 // Calls f for the byte runs of a shard; offsets are in bytes.
@@ -60,7 +60,7 @@ void for_each_byte_run(const Packing& packing, std::span<const ElementRun> runs,
 // Provides to.size() elements, starting at `begin`.
 using FloatSource = std::function<void(int64_t begin, std::span<float> to)>;
 // Rounds each element of the full matrix to the nearest value, also for gptq (the algorithm is in
-// tensor/ops/quantize/gptq.h). Throws Error for values that are not finite. Reads each element once.
+// tensor/ops/quantize/gptq.h). Throws Error for non-finite values. Reads each element once.
 std::vector<std::byte> quantize(const Packing& packing, const FloatSource& source);
 
 // Computed in float and rounded once. Cost: reads 0.52 bytes per element, writes `out`.

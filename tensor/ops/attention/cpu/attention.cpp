@@ -1,4 +1,4 @@
-// bf16.cpp computes bfloat16 on CPUs with bfloat16 pair products or tiles.
+// bf16.cpp handles bfloat16 on CPUs with AVX512_BF16 or AMX.
 
 #include "tensor/ops/attention/cpu/tiles.h"
 
@@ -181,7 +181,7 @@ class Backward {
   const int64_t ld_, padded_, padded_keys_;
 };
 
-// Outputs of types I and P, accumulated in A.
+// Merges outputs of types I and P, computing in A.
 template <class A, class I, class P>
 void merge_rows(const AttentionResult& into, const AttentionResult& tile) {
   const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);

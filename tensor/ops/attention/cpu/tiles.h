@@ -9,7 +9,7 @@
 
 namespace tessera::cpu {
 
-inline constexpr int64_t kBlock = 64;  // keys per tile, and queries unless there are only a few
+inline constexpr int64_t kBlock = 64;  // keys per tile; also queries, unless there are few
 
 template <class T>
 struct Rows {
@@ -150,7 +150,7 @@ void probability_tile(A* scores, int64_t width, const A* lse) {
   });
 }
 
-// Infinity for padding and queries without keys, so that every probability is 0.
+// The log-sum-exp; infinity for padding and queries without keys, so that every probability is 0.
 template <class A>
 A lse_or_none(const A* lse, int64_t i, int64_t queries) {
   constexpr A kInfinity = std::numeric_limits<A>::infinity();

@@ -30,7 +30,7 @@ template <class T>
 struct Result {
   using A = Accumulate<T>;
   T* narrow = nullptr;
-  A* wide = nullptr;  // exactly one is set
+  A* wide = nullptr;  // exactly one pointer is set
   int64_t batch = 0, row = 0, head = 0;
   __device__ void put(int64_t at, A value) const {
     if (wide)
@@ -66,7 +66,7 @@ struct AttentionSizes {
   }
   // First query that sees a key at or after key0.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
-  // In a tensor (B, H, Tq).
+  // Index in a tensor (B, H, Tq).
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
 };
 
@@ -92,14 +92,14 @@ struct QueryStarts {
   const int32_t* first = nullptr;  // null: no documents
   int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // of query 0; one later per query
+  int begin = kNone;  // of query 0; one more per query
 
   __host__ __device__ bool any() const { return first || begin != kNone; }
   __device__ int of(int b, int query) const {
     if (query >= queries || !any()) return 0;
     return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
   }
-  // Over `count` queries, computed by a full warp.
+  // Bounds over `count` queries, computed by a full warp.
   struct Bounds {
     int min_start = 0, max_start = 0;
   };
@@ -118,7 +118,7 @@ struct QueryStarts {
     }
     return {std::max(found.min_start, 0), found.max_start};
   }
-  // One past the last query that sees a key before `end`; by a full warp.
+  // One past the last query that sees a key before `end`; computed by a full warp.
   __device__ int last_query(int b, int end) const {
     if (!any()) return queries;
     int past = 0;
@@ -202,7 +202,7 @@ struct SoftmaxStatsView {
     return data + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
-inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for them
+inline constexpr int kQueryPadding = 128;  // divides `padded` for tensor-core kernels
 
 // stats (B, H, padded, 2): SoftmaxStats.
 struct BackwardProblem {

@@ -71,8 +71,8 @@ bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dou
                               const AttentionGradients& gradients);
 
 std::string cudnn_version();  // loaded version: "9.19.0"
-// Why this version (91501 is 9.15.1) is not used; empty if it is. Before 9.15.1 kernels read out of bounds unless 128
-// divides the tokens.
+// Why this version (91501 is 9.15.1) is not used; empty if it is used. Before 9.15.1, kernels read out of bounds unless
+// the number of tokens is a multiple of 128.
 std::string cudnn_too_old(size_t version);
 // Why cuDNN cannot run the problem on the thread's GPU; empty if it can.
 std::string cudnn_refuses(const FusedAttention& problem);

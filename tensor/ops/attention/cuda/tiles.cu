@@ -17,7 +17,7 @@ constexpr int kKeysOf = D == 64  ? 64
                                  : 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Of a lane's four rows: maximum score and the lane's partial sum of exponentials.
+// Per row of a lane: the maximum score and the lane's partial sum of exponentials.
 struct RowState {
   float max[kRowTiles][2] = {{kNone, kNone}, {kNone, kNone}}, sum[kRowTiles][2] = {};
 };
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
     if (key0 + kKeys > unmasked) mask<kKeys / 8>(scores, n, place);
-    if (kDocuments && key0 < bounds.max_start)  // loaded here: live over all steps they would spill the accumulators
+    if (kDocuments && key0 < bounds.max_start)  // loaded per step: live values would spill the accumulators
       mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);
     if (kDrops) drop<kKeys / 8>(scores, bits, static_cast<float>(call.dropout.up));

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
     const auto fetch = [&](int step) {
       copy_rows<D, kThreads>(tiles.other(step, 0), call.q, at, step * kQueries, kQueries, n.tq);
       copy_rows<D, kThreads>(tiles.other(step, 1), call.dout, at, step * kQueries, kQueries, n.tq);
-      if (t < kQueries / 2)  // 16 bytes are two statistics
+      if (t < kQueries / 2)  // 16 bytes hold two statistics
         copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t),
                    call.stats.at(n, at.b, at.h, step * kQueries + 2 * t), true);
       commit_copies();

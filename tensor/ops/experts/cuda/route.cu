@@ -1,6 +1,6 @@
-// Each thread processes a token, whose logits are in shared memory, with the CPU's formulas in the same order
-// (tensor/ops/experts/token.h). One block per expert and sequence scans the sequence's choices in order to count
-// positions; without atomics, every run assigns the same rows.
+// Each thread processes a token with the CPU's formulas in the same order (tensor/ops/experts/token.h). One block per
+// expert and sequence scans the sequence's choices in order to count positions; without atomics, every run assigns the
+// same rows.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -15,7 +15,7 @@ namespace tessera::cuda {
 
 namespace {
 
-// Logits (tokens, experts), a block's in shared memory. The odd row stride avoids bank conflicts.
+// A block's logits (tokens, experts), in shared memory. The odd row stride avoids bank conflicts.
 template <class T>
 struct Logits {
   using A = Accumulate<T>;
@@ -53,7 +53,7 @@ struct Choosing {
   Logits<T> logits;
   int32_t *chosen, *own;  // own: the k best if choices are given, otherwise null
   Accumulate<T>* weights;
-  double* reroutes;  // if given: (2, tokens) routing margin and largest logit
+  double* reroutes;  // null, or (2, tokens): routing margin and largest logit
   int k;
   bool softmax_first;
 };
@@ -108,7 +108,7 @@ struct Choices {
   const int32_t* earlier;  // null if sequences are complete
 };
 
-// Number of preceding threads of the block with `has`; `all` receives the block's total.
+// Number of preceding threads of the block whose `has` is true; `all` receives the block's total.
 __device__ int threads_before(bool has, int& all) {
   __shared__ int of_warp[kThreads / 32];
   const int own = static_cast<int>(threadIdx.x) / 32;
@@ -126,7 +126,7 @@ __device__ int threads_before(bool has, int& all) {
 }
 
 // Calls f(index of the choice, number of earlier choices) for the choices of the block's expert in its sequence for
-// which `counts` is true, in the order of n -> at(n). Returns their number.
+// which `counts` is true, in the order at(0), at(1), ... Returns their number.
 template <class At, class Counts, class F>
 __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, const F& f) {
   const int expert = static_cast<int>(blockIdx.x) % c.experts;
@@ -143,7 +143,7 @@ __device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, co
   return seen;
 }
 
-// Marks choices within the capacity by 0, others by -1: first choices of all tokens precede second choices.
+// Marks choices within the capacity with 0, others with -1: first choices of all tokens precede second choices.
 __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choices, int32_t* taken) {
   const int64_t seen = walk(
       c, [&](int64_t i) { return i % c.length * c.k + i / c.length; }, [](int64_t) { return true; },

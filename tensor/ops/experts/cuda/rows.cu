@@ -44,7 +44,7 @@ struct Fetched {
   }
 };
 
-// A thread has four adjacent lines of each 64.
+// A thread has four adjacent lines out of every 64.
 __device__ inline int to_line(int side, int i) { return i / 4 * (4 * kSide) + side * 4 + i % 4; }
 
 template <class T, int kPer>

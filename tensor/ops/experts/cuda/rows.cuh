@@ -66,8 +66,8 @@ inline int64_t tiles_in(GemmKind which, const GemmGroup& group, const Tensor& le
   return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
 }
 
-// Tiles of half the side if larger ones would leave multiprocessors idle, or more than a quarter of their area outside
-// the matrices. Results are bitwise identical.
+// Whether to halve the tiles' side: larger tiles would leave multiprocessors idle, or extend beyond the matrices by
+// more than a quarter of their area. Results are bitwise identical.
 inline bool small_tiles(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                         int64_t large) {
   constexpr int64_t kFewBlocks = 128;

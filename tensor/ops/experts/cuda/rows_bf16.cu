@@ -1,5 +1,5 @@
-// Grouped GEMM for bfloat16 on tensor cores: each element is one chain of multiply_add() over steps of sixteen of the
-// inner dim, in order, in any tile.
+// Grouped GEMM for bfloat16 on tensor cores: each element is one chain of multiply_add() over steps of sixteen inner
+// elements, in order, in any tile.
 //
 // A block computes a tile of kTile rows and columns, a warp a quarter of it. Slabs of the operands with inner depth 64
 // have global memory's layout in shared memory and are loaded directly or transposed. Two slabs are prefetched while
@@ -71,7 +71,7 @@ struct Slab {
 template <int kTile, bool kLeftAlong, bool kRightAlong, bool kVectorized, class Out>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
     const __grid_constant__ GroupedCall<bfloat16, Out, !kLeftAlong> call) {
-  constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // tiles per warp, of 16 and of 8
+  constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // per warp, in units of 16 and 8
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
   const GroupTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {

@@ -175,7 +175,7 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
   Dnnl& lib = a.arena()->local<Dnnl>();
   const Key key = cache_key(out, a, b, bias, true);
   const Compiled& c = compiled_for(key, lib);
-  // Blocks of 64 columns pad a narrow weight up to eight times its size (8 columns).
+  // Blocks of 64 columns pad a weight of 8 columns to eight times its size.
   if (static_cast<int64_t>(c.desc.weights_desc().get_size()) > 2 * b.nbytes()) return dnnl_matmul(out, a, b, bias);
   if (packed.source != b.raw() || packed.version != b.storage()->version || packed.threads != key.threads) {
     pack(packed, c, lib, b);

@@ -63,7 +63,7 @@ template <class Isa, class T, int R, int V>
 inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
   using Vector = typename VectorOf<T, Isa::kBytes>::type;
   constexpr int64_t L = kVector<Isa, T>;
-  // Native alignment, which clang assumes of a reference.
+  // Native alignment, which clang assumes for a reference.
   alignas(Isa::kBytes) Vector sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)

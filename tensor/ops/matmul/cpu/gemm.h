@@ -23,7 +23,7 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 // and packs weights at 2 GB/s (docs/measurements/cpu_training.md). Accumulates along the inner dim in order, in tiles
 // of 32, independently of threads.
 //
-// Supports bfloat16 on a CPU with AMX, unless too small to fill a tile.
+// Supports bfloat16 on a CPU with AMX, unless the operands are too small to fill a tile.
 bool amx_supports(const Tensor& a, const Tensor& b);
 // As dnnl_matmul(). `packed`, if not null, caches b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
@@ -61,9 +61,9 @@ template <class T>
 void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                bool accumulate, InstructionSet isa = instruction_set());
 
-// For float64, which no library supports, and for any number of rows in float32 (tensor/ops/experts/experts.h). C (m x
-// n, row stride ldc) = A (m x k) B (k x n), any strides. Threads split rows and columns of C, never k, so an element is
-// bitwise independent of threads and other rows. Cost: 2 m n k FLOPs; B is copied once in panels.
+// For float64, which oneDNN does not support, and for any number of rows in float32 (tensor/ops/experts/experts.h). C
+// (m x n, row stride ldc) = A (m x k) B (k x n), any strides. Threads split rows and columns of C, never k, so an
+// element is bitwise independent of threads and other rows. Cost: 2 m n k FLOPs; B is copied once in panels.
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc);
 

@@ -26,7 +26,7 @@ std::string file_name(std::string device) {
   return device + ".algorithms";
 }
 
-// Held while the file is read, algorithms are timed, and the file is written.
+// Held while algorithms are timed and the file is read and written.
 class FileLock {
  public:
   explicit FileLock(const fs::path& file) {
@@ -101,7 +101,7 @@ std::string AlgorithmTable::find_or(const std::string& key, const std::function<
   return choices_[key];
 }
 
-// Reads choices for keys that this process has not chosen.
+// Reads choices for keys without a choice in this process.
 void AlgorithmTable::read() {
   std::ifstream in(file_);
   if (!in) return;

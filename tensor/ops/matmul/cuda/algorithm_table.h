@@ -14,12 +14,12 @@ namespace tessera::cuda {
 
 class AlgorithmTable {
  public:
-  // `device` identifies GPU and library version: the file's name and first line.
+  // `device` identifies GPU and library version; it is the file's name and first line.
   explicit AlgorithmTable(std::string device) : device_(std::move(device)) {}
 
-  // The choice for `key`. Calls choose() if there is none, under a lock shared by all processes that use the file: it
-  // may time algorithms but must not wait for other callers. Keys and choices are single-line, keys without a colon.
-  // Throws InputError if the file is not a table, OutputError if it cannot be written.
+  // The choice for `key`. Calls choose() if there is none, under a lock shared by all processes that use the file:
+  // choose() may time algorithms but must not wait for other callers. Keys and choices are single-line, keys without a
+  // colon. Throws InputError if the file is not a table, OutputError if it cannot be written.
   std::string find_or(const std::string& key, const std::function<std::string()>& choose);
   // Empty if there is no choice.
   std::string known(const std::string& key);

@@ -1,7 +1,7 @@
 // Interface to a GPU's GEMM library.
 //
 // Such libraries are column-major and read a row-major matrix as its transpose. Therefore out = a b is computed as
-// out^T = b^T a^T: b on the left, a on the right, rows and columns exchanged.
+// out^T = b^T a^T: b on the left, a on the right.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -13,7 +13,7 @@ struct Tf32 {
   bool allowed = false;
 };
 
-// Caches timed algorithms in this directory, one file per kind of GPU and library version, and not only in the process.
+// Caches timed algorithms in this directory, one file per kind of GPU and library version, as well as in the process.
 void keep_algorithms_in(const std::filesystem::path& directory);
 
 inline constexpr int64_t kMaxWorkspace = int64_t{32} << 20;
@@ -26,8 +26,8 @@ struct Matrices {
   bool transposed = false;
 };
 
-// Before rounding: none; gelu(), storing its input in `aux`; or multiplication by gelu'(aux). aux has out's shape and
-// dtype.
+// Applied before rounding: nothing; gelu(), storing its input in `aux`; or multiplication by gelu'(aux). aux has out's
+// shape and dtype.
 enum class Epilogue : uint8_t { none, gelu, gelu_gradient };
 
 // out (m, n) = left (m, k) right (k, n), after transposition, plus bias (m) per column; `batch` times.
@@ -48,7 +48,7 @@ bool has_algorithm(Arena& arena, const GemmProblem& problem);
 void multiply(Arena& arena, const GemmProblem& problem);
 
 // Selects the faster of two implementations, each a GEMM followed by other work: timed on the first call's operands
-// (both may run) and cached like an algorithm. `fused` is not selected without an algorithm; the emulated GPU always
+// (both may run) and cached like an algorithm. `fused` is not selected if it has no algorithm; the emulated GPU always
 // selects it.
 struct GemmPath {
   const GemmProblem& problem;

@@ -1,4 +1,4 @@
-// Conversion of row-major matmuls to column-major products.
+// Conversion of row-major matmuls to column-major GEMMs.
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"
@@ -37,7 +37,7 @@ Matrices operand(const Tensor& t, Tensor& copy) {
   return m;
 }
 
-// Keeps the tensors that a GEMM reads alive until it is queued.
+// Keeps a GEMM's operands alive until it is queued.
 struct OperandCopies {
   Tensor left, right, other;
 };
@@ -54,7 +54,7 @@ GemmProblem make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, Opera
           .result = out.dtype()};
 }
 
-// The library assumes no alignment of a bias but may read 16 bytes at a time.
+// The library does not require an aligned bias but may read 16 bytes at a time.
 const std::byte* bias_data(const Tensor& bias, OperandCopies& copies) {
   if (!bias.defined()) return nullptr;
   copies.other = is_aligned(bias) ? bias : bias.clone();
@@ -64,7 +64,7 @@ const std::byte* bias_data(const Tensor& bias, OperandCopies& copies) {
 // For packed t.
 bool can_be_aux(const Tensor& t) { return t.dim(-1) % 8 == 0; }
 
-// Fusion requires bfloat16, whose rounding hides the difference of the library's GELU; float32 is for comparisons.
+// Fusion requires bfloat16, whose rounding hides the deviation of the library's GELU; float32 is for comparisons.
 bool may_fuse(const Tensor& out, const Tensor& a, const Tensor& b) {
   return is_packed(out) && a.dtype() == DType::bfloat16 && a.ndim() == 2 && a.dim(0) > 0 && a.dim(1) > 0 &&
          b.dim(1) > 0 && !a.arena()->local<KernelChoice>().deterministic;
@@ -173,7 +173,7 @@ bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, co
   fused.epilogue = Epilogue::gelu_gradient;
   copies.other = is_packed(h) ? h : h.clone();
   fused.aux = row_matrices(copies.other);
-  const auto sums = [&] {  // upper bound of their cost
+  const auto sums = [&] {  // upper bound on their cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
   const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, GeluForm::tanh); };

@@ -1,7 +1,7 @@
 // Matmuls of 64 x 64 tiles.
 //
 // A left operand of 64 rows (A) is packed as blocks of 32 rows, a right operand of 64 columns (B) as panels of 32
-// columns; for each 32 of the inner dim both have two tiles of 1024 elements in total.
+// columns; for every 32 inner elements, each has two tiles, 1024 elements in total.
 
 #include "tensor/cpu/x86/amx.h"
 #include "tensor/ops/attention/cpu/tiles.h"
@@ -63,7 +63,7 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
                                    _mm512_cvtne2ps_pbh(_mm512_load_ps(from + i + 16), _mm512_load_ps(from + i))));
 }
 
-// Rounds such a block to a packed B with inner dim 64 (the rows) and 64 columns.
+// Rounds 64 x 64 values to a packed B with inner dim 64 (the rows) and 64 columns.
 [[gnu::target("avx512f,avx512bw,avx512bf16")]] inline void round_columns(bfloat16* to, const float* from) {
   alignas(64) static constexpr auto kInterleaved = [] {
     std::array<uint16_t, 32> order{};

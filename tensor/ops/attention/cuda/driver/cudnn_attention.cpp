@@ -87,7 +87,7 @@ std::string refusal_in(frontend::error_t answer) {  // its member functions are 
   return line.empty() ? "no reason reported" : line;
 }
 
-// Runs cuDNN's support checks: returns the reason for a refusal, or "". Without a handle, for the GPU in the graph.
+// Runs cuDNN's support checks: returns the reason for a refusal, or "". Without a handle, for the GPU set in the graph.
 std::string refusal(Graph& graph, cudnnHandle_t library) {
   std::string why = cudnn_too_old(cudnnGetVersion());
   if (why.empty()) why = refusal_in(graph.validate());

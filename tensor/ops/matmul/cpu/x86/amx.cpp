@@ -24,11 +24,11 @@ Bf16View make_view(const Tensor& t) {
   return {t.data<bfloat16>(), unit(0), t.strides()[1]};
 }
 
-// For each 32 columns and each 32 inner elements, two adjacent tiles.
+// Two adjacent tiles per 32 x 32 block.
 void pack_b(bfloat16* to, const Tensor& b) {
   const int64_t k = b.dim(0), n = b.dim(1), deep = count_blocks(k);
   const Bf16View view = make_view(b);
-  // Adjacent blocks of the contiguous dim share pages and prefetches, so it is the inner loop.
+  // Adjacent blocks of the contiguous dim share pages and prefetches, so the inner loop runs along it.
   const bool along_columns = view.col == 1;
   const int64_t outer = along_columns ? deep : count_blocks(n), inner = along_columns ? count_blocks(n) : deep;
   split(outer, 1, [=](int64_t begin, int64_t end) {
@@ -93,7 +93,7 @@ std::vector<float> padded_floats(const Tensor& bias) {
   return wide;
 }
 
-// For rows that are not contiguous or do not consist of full tiles.
+// For rows that are non-contiguous or do not fill tiles.
 void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
   const int64_t deep = count_blocks(k), tall = count_blocks(m);
   // Read memory along the contiguous dim.

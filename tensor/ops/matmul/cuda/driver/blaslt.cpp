@@ -70,7 +70,7 @@ BlasAlgorithm read_algorithm(const std::string& text) {
 // With the GELU gradient as epilogue, cuBLASLt first proposes old kernels, which are slower than those for a plain
 // GEMM; faster ones, if any, follow.
 int count_proposals(const GemmProblem& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
-// In bytes, of all operands: the widest load of any algorithm.
+// In bytes, for all operands: the widest load of any algorithm.
 constexpr uint32_t kAlignment = 16;
 
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
@@ -181,7 +181,7 @@ struct BlasPlan {
 // dim are requested only with a fixed reduction order.
 
 constexpr int kRounds = 5;
-constexpr double kClose = 1.25;  // proposals slower than this factor are timed only twice
+constexpr double kClose = 1.25;  // proposals slower than the fastest by this factor are timed only twice
 constexpr auto kWarmUp = std::chrono::milliseconds(50);
 constexpr const char* kSeparate = "apart";  // prefix of the choice not to fuse; followed by the timings
 
@@ -283,7 +283,7 @@ class Blas {
     // Captured work does not run, so it cannot be timed.
     if (is_capturing(arena)) return read_algorithm(choices.find_or_insert(name, written(proposals(plan, p).front())));
     if (const std::string known = choices.known(name); !known.empty()) return read_algorithm(known);
-    // Synchronize before taking the lock: other ranks may wait for it, and work queued here may wait for them.
+    // Synchronize before taking the lock: other ranks may wait for the lock, and work queued here for those ranks.
     arena.local<Context>().synchronize();
     return read_algorithm(choices.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
@@ -342,8 +342,7 @@ class Blas {
     return *std::min_element(all.begin(), all.end(), faster);
   }
 
-  // An idle GPU runs at reduced clocks, so the first candidate would be mistimed, and the choice is cached in a file.
-  // Warms up once, before any timing.
+  // Warms up once, before any timing: an idle GPU runs at reduced clocks, which would mistime the first candidate.
   void warm_up(Arena& arena, const std::function<void()>& work) {
     using Clock = std::chrono::steady_clock;
     if (std::exchange(is_warm_, true)) return;
