@@ -3,6 +3,8 @@
 
 #include <fmt/ranges.h>
 
+#include <numeric>
+
 #include "base/bad_input.h"
 #include "base/utf8.h"
 #include "data/jinja/template.h"
