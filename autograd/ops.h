@@ -57,7 +57,7 @@ struct SharedInput {
 Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs = nullptr,
            std::shared_ptr<const SharedInput> shared = nullptr);
 
-// w (N, K), b (N) or undefined; null without packed weights or collectives.
+// w (N, K), b (N) or undefined; pointers are null without packed weights or collectives.
 struct LinearWeights {
   Var w, b;
   PackedWeights* packs = nullptr;
@@ -108,7 +108,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
 // Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"): f(inputs), saving only
 // the inputs; the backward pass reruns f. At least one input must require a gradient if gradients are enabled. Cost:
 // one additional forward pass of f. Dropout uses the counter-based RNG and ops are deterministic, so gradients are
-// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for backward uses the
+// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for its backward pass uses the
 // recomputed result, which is then computed earlier.
 Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
                bool drop_result = false);

@@ -81,7 +81,7 @@ class TemporaryDirectory {
 };
 
 // A file mapped read-only, or read into memory on file systems without mmap(). If another process truncates a mapped
-// file, readers receive SIGBUS; a signal handler can find the name by mapped_file_at().
+// file, readers receive SIGBUS; a signal handler can find the name with mapped_file_at().
 
 class MappedFile {
  public:

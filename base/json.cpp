@@ -157,7 +157,7 @@ class Events final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-// Sums the C library's allocations for the nodes of both trees, sorted and in order, and for growing arrays.
+// Sums the C library's allocations for the nodes of both trees, sorted and insertion-ordered, and for growing arrays.
 void require_memory_for_json(std::string_view text, const std::string& what) {
   constexpr size_t kSmall = size_t{1} << 14;
   constexpr int64_t kGrowth = 4;  // values built from the tree coexist with it

@@ -19,7 +19,7 @@ struct ProgramResult {
 ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
                           int timeout_seconds);
 
-// Also prevents new programs; for a process that is about to exit.
+// Also prevents new ones from starting; for a process about to exit.
 void kill_running_programs();
 
 // A concurrent program in a separate process group, with this process's standard output and error and an empty standard

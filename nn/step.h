@@ -31,7 +31,7 @@ struct StepInfo {
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t first_sequence = 0;   // index of this micro-batch's first row within the global batch
-  int64_t sequences_total = 0;  // of the global step, over which losses are averaged; 0: the local ones
+  int64_t sequences_total = 0;  // of the global step, over which losses are averaged; 0: only local sequences
   bool training = false;        // enables dropout
   // Device address of `step` for kernels, because a captured step is replayed with other values.
   const uint64_t* step_on_gpu = nullptr;

@@ -64,8 +64,8 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   });
 }
 
-// A few elements at a time: in place, or widened into a buffer for bfloat16, so that each rule has one loop for all
-// dtypes.
+// Accesses a few elements at a time: in place, or widened into a buffer for bfloat16, so that each rule has one loop
+// for all dtypes.
 template <class W>
 class Elements {
  public:

@@ -42,7 +42,7 @@ class Region : NotCopied {
 // Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses,
 // reserves at most 64 GiB, made accessible by commit().
 std::unique_ptr<Region> host_region(int64_t capacity);
-// Reserves addresses for twice the machine's memory (halved until the system agrees), which other processes of this
+// Reserves addresses for twice the machine's memory (halved until the system accepts), which other processes of this
 // host can map through file(); on huge pages if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits. The
 // destructor frees the memory even if other processes have it mapped. Throws Error if even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();

@@ -17,8 +17,8 @@ RoutedVar route(const Var& logits, const RouteOptions& options, const std::funct
 Var dispatch_rows(const Var& x, const Routed& routed);
 Var combine_rows(const Var& rows, const Var& weights, const Routed& routed);
 
-// Splits x (R, C) into consecutive slices of `sizes` rows, and joins them. Every slice receives a gradient, zero or
-// empty if necessary, so that its producer's hooks always run.
+// Splits x (R, C) into consecutive slices of `sizes` rows, and joins such slices. Every slice receives a gradient, zero
+// or empty if necessary, so that its producer's hooks always run.
 std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes);
 Var join_rows(const std::vector<Var>& slices);
 // tensor/ops/experts/experts.h; x (R, K), each w (N, K) -> (R, N). Weight i multiplies the next counts[i] rows; with

@@ -245,7 +245,7 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
 
 namespace {
 
-constexpr int64_t kMinRows = 32;  // per block: fewer rows are bound by the bandwidth of reading w
+constexpr int64_t kMinRows = 32;  // per block: with fewer rows, reading w dominates
 // Bytes of w's gradient computed before each accumulation: a fraction of the shared cache.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 

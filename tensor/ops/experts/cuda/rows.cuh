@@ -105,7 +105,7 @@ void for_each_launch(GemmKind which, const Tensor& left, const Tensor& other, co
   }
 }
 
-// Calls f(left lines are contiguous, right lines are contiguous).
+// Calls f with whether left and right lines are contiguous.
 template <class F>
 void with_lines(GemmKind which, const F& f) {
   if (which == GemmKind::forward)
