@@ -39,7 +39,7 @@ class Data {
   Data(const OpCase& c, DType dtype, const ArenaPtr& arena);
 
   bool is_case(const OpCase& c) const { return &c == &case_; }
-  // New variables that share the same tensors, so gradients do not outlive a row. The first call runs the op twice
+  // New variables that wrap the same tensors, so gradients do not outlive a row. The first call runs the op twice
   // (with backward if requires_grad), because first calls time algorithms and allocate memory.
   Vars operands(bool requires_grad);
   // A lazily created gradient of the result, and options of a backward pass from it.
