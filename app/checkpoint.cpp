@@ -42,8 +42,8 @@ bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
   return tokenizer.files().at("tokenizer_config.json").find("\"Qwen2Tokenizer") != std::string::npos;
 }
 
-// Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies their ids
-// into an existing config.json. Unset ids are null, because a missing key means the model family's default.
+// Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies their
+// token ids to an existing config.json. Unset ids are null, because a missing key means the model family's default.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
   nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   std::vector<int32_t> ends = generation_ends(tokenizer);
@@ -160,7 +160,7 @@ std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups o
 // Other programs' kernels read this many codes at once.
 constexpr int64_t kMultiple = 32;
 
-// Runs before hours of quantization.
+// Runs before quantization, which may take hours.
 void check_sizes(const ModelConfig& config) {
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::set<std::string> names;

@@ -17,7 +17,7 @@ constexpr const char* kAbout =
     "results.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
-constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no rank
+constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no ranks
 
 using Names = std::vector<std::string>;
 const Names kGenerate = split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');

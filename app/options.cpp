@@ -269,7 +269,7 @@ void set_option(TrainOptions& o, std::string_view name, const std::string& text)
   if (!s) bad_usage("--{}: unknown option", name);
   s->read(fmt::format("--{}", name), text);
   o.given->emplace(s->field.name);
-  // `steps` and `epochs` exclude each other: the last one set wins, also over the configuration file.
+  // `steps` and `epochs` are mutually exclusive: the last one set wins, even over the configuration file.
   if (name == "steps") forget(o, {"epochs"});
   if (name == "epochs") o.given->erase("steps");
   if (name == "val-share") forget(o, {"val_data"});

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// What was typed for a run: a configuration whose derived fields are still open, and the options of this call.
+// The typed options of a run: a configuration whose derived fields are not yet set, and this command's options.
 // resolve() (app/resolve.h) derives the rest.
 struct TrainOptions : TrainConfig {
   TrainOptions() { given.emplace(); }
@@ -52,7 +52,7 @@ TrainOptions plan_defaults();
 // FROM is a run directory, a checkpoint in one, or a folder of a model or adapters.
 struct GenerateOptions {
   std::string from;
-  std::vector<std::string> prompts;  // empty: a new line
+  std::vector<std::string> prompts;  // empty: a newline
   std::optional<std::string> prompts_file;
   bool chat = false;  // reads prompts as turns of a conversation from standard input
   ChatTemplate chat_template = ChatTemplate::none;
@@ -101,7 +101,7 @@ struct BenchOptions {
 
 // `plan` also accepts the model, batch and layout options of `train`.
 struct PlanOptions {
-  TrainOptions run = plan_defaults();  // axes of any size, because no rank is started
+  TrainOptions run = plan_defaults();  // axes of any size, because no ranks are started
   Args args = {};                      // options of `run` that were set
   std::optional<std::string> model_file;
   std::optional<std::string> hardware;

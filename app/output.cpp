@@ -37,7 +37,7 @@ constexpr std::chrono::milliseconds kBetweenRewrites{80};
 constexpr std::chrono::milliseconds kBetweenPlainWork{10'000};
 constexpr int64_t kPlainLines = 20;  // per run
 constexpr int64_t kBar = 20, kMinBar = 5;
-constexpr int64_t kDefaultWidth = 200;  // if it cannot be queried
+constexpr int64_t kDefaultWidth = 200;  // if the width cannot be queried
 
 int64_t terminal_width(std::FILE* file) {
   struct winsize size {};

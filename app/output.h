@@ -37,7 +37,7 @@ class Progress {
     bool color = false;
     bool quiet = false;
     int64_t steps = 0;
-    int64_t columns = 0;  // 0: queried for each line, since windows are resized
+    int64_t columns = 0;  // 0: queried for each line, since windows can be resized
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
@@ -46,7 +46,7 @@ class Progress {
   static Options for_stderr(int64_t steps, bool quiet);
 
   void step(const StepReport& report);
-  // Other work: rewritten on a terminal, otherwise printed every ten seconds.
+  // Progress of other work: rewritten on a terminal, otherwise printed every ten seconds.
   void work(const std::string& line);
   void message(const std::string& line);
 

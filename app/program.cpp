@@ -112,7 +112,7 @@ int print_verdict(const lab::Verdict& verdict, const std::string& text) {
 }
 
 // Prints points by puzzle and exercise, one row per learner as soon as all the learner's submissions are graded; as
-// JSON, one line per submission and one per learner. Grading continues after errors of a submission.
+// JSON, one line per submission and one per learner. Grading continues after errors in a submission.
 int check_class(const LabOptions& o) {
   const auto all = lab::handed_in(o.all);
   const bool as_text = o.format == "text";
@@ -127,7 +127,7 @@ int check_class(const LabOptions& o) {
   std::string line = fmt::format("{:<{}}", "learner", width), notes;
   for (const std::string& name : names) line += fmt::format(" {:>3}", name);
   if (as_text) print(line + "   all\n");
-  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, with their first learner
+  std::map<std::pair<int, uint64_t>, std::string> seeds;  // puzzle seeds, each with its first learner
   for (const auto& [learner, handed_in] : all) {
     std::map<std::string, int> points;
     int solved = 0;
@@ -231,7 +231,7 @@ void check_openmp() {
   if (cpu::threads() > limit) bad_usage("OMP_NUM_THREADS: expected at most {} threads, got {}", limit, cpu::threads());
 }
 
-// Prints the first detected error in the last line.
+// Prints the first detected error as the last line.
 int fail(std::vector<std::string> messages, Status status) {
   std::fflush(stdout);
   std::rotate(messages.begin(), messages.begin() + 1, messages.end());
@@ -257,7 +257,7 @@ int run_program(int argc, const char* const* argv) {
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
     return fail({failure_cause(e)}, Status::output);
-  } catch (const std::system_error& e) {  // such as reaching the process limit
+  } catch (const std::system_error& e) {  // such as the process limit
     return fail({failure_cause(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);

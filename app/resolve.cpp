@@ -1,4 +1,4 @@
-// Resolution and validation of options: from what was typed to the configuration of a run.
+// Resolution and validation of options: from typed options to the configuration of a run.
 #include "app/resolve.h"
 
 #include "app/output.h"
@@ -249,7 +249,7 @@ TrainConfig checked(const TrainOptions& options) {
   TrainConfig config;
   found.check([&] { config = resolve(o); });
   if (!found.none()) {
-    o.plan.schedule_file.clear();  // other values cannot fail here
+    o.plan.schedule_file.clear();  // no other option makes resolve() throw
     config = resolve(o);
   }
   bool has_sizes = true;

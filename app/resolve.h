@@ -5,20 +5,19 @@
 
 namespace tessera {
 
-// Fills in preset sizes and mesh axes. With a given number of ranks (--ranks or an MPI job), --dp follows from it, or,
-// if --dp is given, the only other axis that is not given. All other axes are 1. Without any option about ranks, the
-// job uses two data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of
-// ranks, which check_plan() rejects. Throws Error (usage) for an unknown schedule.
+// Fills in preset sizes and mesh axes. A given number of ranks (--ranks or an MPI job) determines --dp or, if --dp is
+// given, the only other axis without a value. All other axes are 1. Without rank options, the job uses two
+// data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of ranks, which
+// check_plan() rejects. Throws Error (usage) for an unknown schedule.
 TrainConfig resolve(const TrainOptions& typed);
-// Whether the ranks will be processes rather than threads of this one.
+// Whether the ranks will be processes rather than threads of this process.
 bool starts_processes(const TrainOptions& typed);
 // Throws Error (usage) naming options and the nearest valid values.
 void check_plan(const TrainOptions& typed, const TrainConfig& config);
-// resolve(), and throws Error (usage) for invalid combinations of options. Single values were checked when they were
-// set.
+// Calls resolve(), and throws Error (usage) for invalid combinations of options. Single values were checked when set.
 TrainConfig checked(const TrainOptions& typed);
-// Launch options of a command. All processes must run the same program and command with the same options, output
-// options excepted.
+// Launch options of a command. All processes must run the same program and command with the same options, except output
+// options.
 LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
 
 // The default job of `train`: the model, tokenizer and learning rate with the lowest loss after about a minute on two

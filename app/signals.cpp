@@ -30,7 +30,7 @@ void handle(int signal, siginfo_t* info, void*) {
     save_requested = true;
     return;
   }
-  // When a launcher dies, the kernel may send its death signal once for each of its threads; only the first counts.
+  // When a launcher dies, the kernel may send the parent-death signal once per launcher thread; only the first counts.
   if (received != 0 && info->si_code == SI_USER && info->si_pid == parent && getppid() != parent) return;
   const bool first = received.exchange(signal == SIGHUP ? SIGTERM : signal) == 0;
   const int error = errno;
@@ -54,7 +54,7 @@ void handle_bus_error(int, siginfo_t* info, void*) {
 void end_program() {
   while (sem_wait(&ending) != 0) {
   }
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // if cleanup hangs
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // in case cleanup hangs
   kill_running_programs();
   remove_temporaries();
   const char* const file = cut_file;

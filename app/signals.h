@@ -14,7 +14,7 @@ void record_hangup_action();
 void watch_signals();
 // The received signal: SIGINT, SIGTERM, or 0.
 int interrupted();
-// 128 + the signal number; SIGTERM if another rank's process received the signal.
+// 128 + the signal number; SIGTERM's if another rank's process received the signal.
 int status_of_interruption();
 // Returns true to one calling thread per SIGUSR1.
 bool take_save_request();

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kMaxNames = 4;  // of tensors in a line
+constexpr size_t kMaxNames = 4;  // of tensors per line
 
 // Merges consecutive failures of the same kind and step into one line with the names of all tensors.
 std::string failure_text(const VerifyResult& r) {

@@ -22,7 +22,7 @@ DatasetDescription parse_description(std::string_view json, const std::string& w
 class ExampleRows;  // data/examples.h
 struct Dataset;
 
-// A component of a mixture: `share` out of every (sum of all shares) sequences.
+// A component of a mixture, with `share` / (sum of shares) of the sequences.
 struct MixturePart {
   std::string name;
   int64_t share = 1;
@@ -37,7 +37,7 @@ struct Dataset {
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::vector<MixturePart> parts = {};  // components of a mixture (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
-  int64_t table = 0;        // embedding rows of the model, if below the vocabulary; then all tokens are below it
+  int64_t table = 0;        // embedding rows of the model, if below the vocabulary; all tokens are then below `table`
   int64_t train_bytes = 0;  // per split, of text or of the examples' targets; 0: unknown
   int64_t val_bytes = 0;
   std::vector<std::string> notes = {};  // for the user
@@ -55,7 +55,7 @@ struct Dataset {
   // Throws InputError for a token that is not below `rows`, the embedding rows (0: unlimited). Loading already checks
   // examples. Cost: a pass over all tokens if `rows` is below the vocabulary, otherwise none.
   void check_tokens(int64_t rows) const;
-  // Hashes of the contents of "data", "validation" and "vocabulary".
+  // Content hashes of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
   // Converts a mean loss in nats per token to bits per byte of validation text, which is independent of the tokenizer.
   // For a mixture: per byte of its components in their proportions.

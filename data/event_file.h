@@ -33,7 +33,7 @@ class EventFile {
   EventFile(const std::filesystem::path& directory, int64_t first_step);
 
   const std::filesystem::path& path() const { return path_; }
-  // Written in one call, so that a killed run leaves complete records. Throws OutputError.
+  // Writes in one call, so that a killed run leaves complete records. Throws OutputError.
   void write(int64_t step, std::span<const Scalar> scalars);
 
  private:

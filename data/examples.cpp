@@ -94,7 +94,7 @@ struct Rendered {
   bool own = false;           // uses the model's own template
   EncodedExample made = {};   // of a tokenized row
   bool is_text = false;       // a text row, which may contain a rendered template
-  int64_t content_bytes = 0;  // of messages, as far as the model's own template prints them
+  int64_t content_bytes = 0;  // of messages printed by the model's own template
   std::string role = {};      // a role without responses
 };
 
@@ -175,7 +175,7 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
-        std::erase_if(example.unread, [&](const std::string& key) {  // the template may use keys that it names
+        std::erase_if(example.unread, [&](const std::string& key) {  // the template may use keys that it mentions
           return key.ends_with(kOfMessages) &&
                  names_key(tokenizer->chat_template(), key.substr(1, key.size() - 2 - kOfMessages.size()));
         });
@@ -209,7 +209,7 @@ class Encoder {
     EncodedExample out = read_tokens(example);
     for (const Segment& segment : example.segments)
       if (segment.is_content && as_target(segment)) out.bytes += std::ssize(segment.text);
-    if (example.own || example.segments.empty())  // markers and responses are not separate
+    if (example.own || example.segments.empty())  // markers are not separate from responses
       out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
@@ -245,7 +245,7 @@ class Encoder {
       strips = token ? right : strips && text.empty();
       if (!token)
         run.add(text, as_target(s));
-      else if (!follows || out.tokens.back() != *token)  // a text may already end with its end token, as for TRL
+      else if (!follows || out.tokens.back() != *token)  // a text may already end with its end token, as in TRL
         add(out, {*token}, as_target(s)), first = false;
     }
     flush();
@@ -288,7 +288,7 @@ class Encoder {
   };
 
   // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates. A
-  // segment ends where the encoding of the text up to its end does.
+  // segment's tokens end where the encoding of the text up to its end does.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
     if (run.spans.size() == 1) return add(to, tokens, run.spans[0].second);
@@ -315,7 +315,7 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.token_bytes(token)) == token; }
-  // Counts from token `from` on, without special tokens.
+  // Counts targets from token `from` on, except special tokens.
   int64_t target_bytes(const EncodedExample& e, size_t from) const {
     int64_t bytes = 0;
     for (size_t t = from; t < e.tokens.size(); ++t)

@@ -70,7 +70,7 @@ struct ExampleOptions {
   RowNames names = {};   // alternative keys and roles
   int64_t context = 0;
   int64_t vocab = 0;  // embedding rows; 0: the vocabulary
-  // Limit of the rows: reading them needs about 16 times their size in memory.
+  // Limit on rows: reading them needs about 16 times their size in memory.
   int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 
@@ -91,7 +91,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, cons
 Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 
-// No examples are held out; of a directory, only validation files are read, if any.
+// No examples are held out; in a directory, only validation files are read, if any.
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
 

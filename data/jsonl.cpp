@@ -21,7 +21,7 @@ constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys of no shape that would change the model's input, and keys of a message's content.
+// Keys outside all shapes that would change the model's input, and content keys of messages.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
@@ -47,10 +47,10 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Substrings of other keys for this: with the value false or 0, and with true or 1.
+// Substrings of other such keys, which exclude if false or 0, and if true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
-constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // per character, in Axolotl
+constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl: per character
 constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // passed to templates
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
@@ -93,7 +93,7 @@ std::string token_content(const Json& message, const char* key, const std::strin
   return out;
 }
 
-// nullopt for a role that at most a model's own template may know.
+// nullopt for a role that only a model's own template may define.
 std::optional<Role> find_role(std::string_view name, size_t known = std::size(kRoles)) {
   const auto roles = std::span(kRoles).first(known);
   const auto found = std::ranges::find(roles, name, &std::pair<std::string_view, Role>::first);
@@ -247,7 +247,7 @@ class RowReader {
   };
   static const std::array<Known, 6> kShapes;
 
-  // With the original key names.
+  // The ordered row with original keys.
   const InOrder& in_order() {
     if (in_order_.is_null()) in_order_ = InOrder::parse(line_, nullptr, false);
     if (in_order_.is_discarded())

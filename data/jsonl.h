@@ -1,5 +1,5 @@
 // Examples for fine-tuning in a JSON file. Rows are consecutive values (on one or several lines), the items of a list,
-// or one object's columns or only list of rows. A row has one of the following shapes; the first match wins. Null
+// or the columns or only list of rows of one object. A row has one of the following shapes; the first match wins. Null
 // counts as missing; a string counts as text.
 //
 //   {"input_ids": [...], "labels": [...], "attention_mask": [...]}      tokens; a label of -100 is ignored
@@ -80,7 +80,7 @@ Example parse_example(std::string_view row, const std::string& what, const RowNa
 //   alpaca   Below is an instruction ...\n\n### Instruction:\nHow?\n\n### Response:\n[So.END]
 //   none     How?[So.END]
 //
-// The response is in brackets; END is the tokenizer's end-of-text token. A text's response is the full text with END.
+// The response is in brackets; END is the tokenizer's end-of-text token. A text's response is the full text and END.
 // Sources: OpenAI's ChatML; Meta's Llama 3 model card; Taori et al. 2023, with a line break before the response, as is
 // common today.
 

@@ -11,7 +11,7 @@ extern "C" const char tessera_tinyshakespeare_begin[], tessera_tinyshakespeare_e
 namespace tessera {
 namespace {
 
-// The frame has a checksum; `documents`: bytes of each.
+// The frame has a checksum; `documents`: sizes in bytes.
 Text unpacked(std::string_view name, std::string_view packed, std::initializer_list<int64_t> documents) {
   std::vector<Span> spans;
   for (const int64_t size : documents) {

@@ -131,7 +131,7 @@ struct Input {
 Input split_text(const Text& text, const HeldOut& held = {}) {
   int64_t out = 0;
   for (const Span& d : text.documents) out += held.of(d.end - d.begin);
-  // Rejects a text that is too short before creating a directory; moving a split adds at most three bytes.
+  // Rejects a text that is too short before creating a directory; character alignment adds at most three bytes.
   if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
     split_text(text, held, [](std::string_view, bool) {});
   if (held.file.empty()) return {text.name, [text, held](const SplitChunk& f) { split_text(text, held, f); }};

@@ -40,7 +40,7 @@ void check(const std::vector<Weighted>& all, const std::string& what) {
   }
 }
 
-// A .json file must be one object of numbers only, or contain no examples.
+// A .json file must be one object with only numeric values, or contain no examples.
 bool is_weights_file(const std::string& name) {
   if (!name.ends_with(".json") || !holds_examples(name)) return name.ends_with(".json") || name.ends_with(".toml");
   constexpr uintmax_t kMaxBytes = 1 << 20;

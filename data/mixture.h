@@ -30,10 +30,10 @@ std::optional<std::vector<Weighted>> mixture_in(const std::string& data);
 // In the order of the weights. Throws Error (usage) if tokenizers differ, or if only some datasets are examples.
 Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> datasets);
 
-// The order of sequences is a pure function of their number, so there is no state to store or communicate. The first n
-// sequences contain each dataset's share of n to within less than one sequence, for any n: the chairman assignment of
-// Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the period, the sum of
-// the integer shares. For shares 3 and 1: a a b a, a a b a, ...
+// The order of sequences is a pure function of the sequence number, so there is no state to store or communicate. The
+// first n sequences contain each dataset's share of n to within less than one sequence, for any n: the chairman
+// assignment of Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the
+// period, the sum of the integer shares. For shares 3 and 1: a a b a, a a b a, ...
 
 // Coprime integers in the ratio of the weights. The ratio is exact for weights with at most six decimal places whose
 // scaled sum is at most a million; otherwise each is rounded to millionths of the sum, at least one.

@@ -121,7 +121,7 @@ class RowSplitter {
     if (row_.empty()) {
       if (mark_ < kByteOrder.size() && c == kByteOrder[mark_]) return void(++mark_);
       mark_ = kByteOrder.size();
-      if (blank || (c == ',' && started_)) return;  // list items may also be one per line
+      if (blank || (c == ',' && started_)) return;  // list items may also be written one per line
       if (list_ended_) bad_input("{}:{}: unexpected content after the list of rows", what_, line_);
       list_ended_ = in_list_ && c == ']';
       if (list_ended_) return;

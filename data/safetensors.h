@@ -22,7 +22,7 @@ struct TensorBytes {
 // For messages: "float16".
 std::string_view stored_name(const TensorBytes& tensor);
 
-// Of a contiguous host tensor, which must outlive the result.
+// Bytes of a contiguous host tensor, which must outlive the result.
 TensorBytes as_bytes(const std::string& name, const Tensor& tensor);
 
 // For writers of slices.

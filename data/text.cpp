@@ -33,7 +33,7 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
   text.read([&](std::string_view chunk) {
     while (!chunk.empty()) {
       const int64_t cut = document->end - held.of(document->end - document->begin);
-      const bool inside = (static_cast<uint8_t>(chunk.front()) & 0xC0u) == 0x80u;  // of a character
+      const bool inside = (static_cast<uint8_t>(chunk.front()) & 0xC0u) == 0x80u;  // within a character
       held_out = at >= cut && (held_out || !inside);
       const int64_t end = held_out ? document->end : at < cut ? cut : at + 1;
       const std::string_view slice = chunk.substr(0, static_cast<size_t>(end - at));
@@ -51,7 +51,7 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
 
 namespace {
 
-// Explains files that other trainers name like this.
+// Identifies token files of other trainers by name.
 std::string_view raw_tokens(const std::filesystem::path& file) {
   if (file.extension() != ".bin") return "";
   if (is_there(std::filesystem::path(file).replace_extension(".idx")))

@@ -19,7 +19,7 @@ struct Span {
 
 using TextChunk = std::function<void(std::string_view chunk)>;
 
-// Read again for every pass, so that it need not fit into memory.
+// Reread for every pass, so the text need not fit in memory.
 struct Text {
   std::string name;                                 // for messages and dataset.json
   std::function<void(const TextChunk&)> read = {};  // calls f with the bytes: UTF-8, or any (byte tokenizer)
@@ -34,9 +34,9 @@ struct HeldOut {
   double share = 0.1;
   std::string file = {};  // replaces the fraction
 
-  // Out of n bytes, documents or examples.
+  // Number held out of n bytes, documents or examples.
   int64_t of(int64_t n) const;
-  // Throws Error (usage) unless this is the default: `data` has its own validation split.
+  // Throws Error (usage) unless this is the default, because `data` has its own validation split.
   void refuse(const std::string& data) const;
 };
 

@@ -15,7 +15,7 @@ class TokenFile {
  public:
   // Validates header, length, checksum and token range. The file stays open. Throws InputError. Cost: two passes.
   static TokenFile open(const std::filesystem::path& file);
-  // Read in place and validated as by open(), except for a checksum, which llm.c's format lacks.
+  // Reads in place and validates as open() does, except the checksum, which llm.c's format lacks.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
   // The bytes must outlive the result.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
@@ -48,7 +48,7 @@ class TokenFile {
   void for_each_chunk(int64_t begin, int64_t count, const F& f) const;
 
   std::string what_;
-  std::shared_ptr<const OpenFile> file_;  // or
+  std::shared_ptr<const OpenFile> file_;  // or `owned_`
   std::shared_ptr<const std::string> owned_;
   std::span<const std::byte> bytes_;
   int64_t count_ = 0;
@@ -139,7 +139,7 @@ class Rows {
 
 class Loader {
  public:
-  // `tokens` must outlive it. Throws Error (usage) for sizes below 1 and for a context not shorter than the split.
+  // `tokens` must outlive the loader. Throws Error (usage) for sizes below 1 and a context not shorter than the split.
   Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
 
   // Position of the sequence's first token.

@@ -75,7 +75,8 @@ bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 constexpr size_t kContext = 2048;
 
 // A position near the end of a text where it can be split, or 0. If `anywhere`, any character boundary qualifies;
-// otherwise `may_cut` decides between white space and another character, given a few thousand bytes on both sides.
+// otherwise `may_cut` decides on boundaries between white space and another character, given a few thousand bytes on
+// both sides.
 template <class MayCut>
 size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut) {
   size_t at = text.size() - kContext;

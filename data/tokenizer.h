@@ -137,14 +137,14 @@ class TextEncoder {
   std::string waiting_ = {};
 };
 
-// Adds tokens, so that the Hugging Face library also recognizes them: existing tokens retain their ids, new ones follow
-// the last. Throws Error (usage) for an end that is not a special token, and for a char tokenizer.
+// Adds tokens that the Hugging Face library also recognizes: existing tokens retain their ids, new ones follow the
+// last. Throws Error (usage) for an end that is not a special token, and for a char tokenizer.
 std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> tokenizer, const TokenizerChoice& choice);
 
 // "char", "bytes", "bpe50257", or a hash of the directory's files. Throws as make_tokenizer() does.
 std::string cache_name(const TokenizerChoice& choice);
 
-// Throws Error (usage) unless the choice is a directory, for a token file without a tokenizer.
+// For token files, which contain no tokenizer: throws Error (usage) unless the choice is a directory.
 void require_folder(const std::string& file, const TokenizerChoice& choice);
 
 // An empty name matches any tokenizer, `bpe` any bpe tokenizer.

@@ -71,7 +71,7 @@ struct Change {
   bool embeds = false;  // a (rank, rows) and b (columns, rank): adds a^T b^T
   bool operator==(const Change&) const = default;
 
-  // The result edits rows of the base's tensor; `row` is the index of the first within the hub tensor.
+  // The result edits rows of the base's tensor; `row` is the first row's index in the hub tensor.
   std::function<void(int64_t row, std::span<float> rows)> editor(int64_t width, bool transposed) const {
     LowRank added{.left = {}, .right = {}, .rank = rank, .scale = scale};
     if (a && embeds) added.left = to_floats(*a, true), added.right = to_floats(*b, true);
@@ -328,7 +328,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
   if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];
-  // PEFT also stores the wrapper's copies of saved embeddings, and the embedding's matrices again under a tied head.
+  // PEFT also stores the wrapper's copies of saved embeddings, and the embedding's matrices again for a tied head.
   for (const std::string& module : {table_module, head_module})
     for (const char* const copy : {".original_module.weight", ".modules_to_save.weight"})
       if (is_saved(table_module) || is_saved(head_module)) find(module + copy);

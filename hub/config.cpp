@@ -81,7 +81,7 @@ struct HubType {
   std::string_view name, architecture;
   ModelConfig base;                       // fixed properties of the type, and defaults
   KeyList written;                        // in this order
-  KeyList read = {};                      // read only
+  KeyList read = {};                      // never written
   std::vector<TensorNames> experts = {};  // per layer
   bool may_slide = false;                 // a window is used only if "use_sliding_window" is set
 };
@@ -283,7 +283,7 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
 }
 
 // The sliding window matters if it is shorter than the context: in all layers of Mistral, in the layers that Qwen's
-// keys select, never in Llama. The size is validated only if a layer slides, and then all layers must.
+// keys select, never in Llama. The size is validated only if a layer slides, and then all layers must slide.
 void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
   const auto count = [&](const char* kind) { return layers ? std::count(layers->begin(), layers->end(), kind) : 0; };
@@ -336,7 +336,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
           std::ranges::find(key.values, *value) == key.values.end())
         keys.refuse(key.name, key.values[0].dump(), *value);
     }
-  c.qkv_bias = c.qkv_bias || c.proj_bias;  // "attention_bias" applies to all four
+  c.qkv_bias = c.qkv_bias || c.proj_bias;  // "attention_bias" applies to all four projections
   c.tied = keys.flag("tie_word_embeddings", c.tied);
   keys.check(restricted_keys(), type->name);
   if (rotary) {

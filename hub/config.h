@@ -20,7 +20,7 @@ ModelConfig parse_hub_config(std::string_view json, const std::string& what, std
 // with all features of the model. Throws Error if no family matches.
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq = nullptr);
 
-// A tensor of Tessera: concatenated rows of hub tensors, or one hub tensor transposed.
+// A Tessera tensor: concatenated rows of hub tensors, or one hub tensor transposed.
 struct HubTensor {
   struct Slice {
     std::string name;

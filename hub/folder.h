@@ -27,8 +27,8 @@ std::string foreign_in(const std::filesystem::path& path);
 
 class HubFolder {
  public:
-  // Throws InputError naming the file and the key or tensor: missing, unknown to the model family, of the wrong shape,
-  // duplicate, or outside the directory.
+  // Throws InputError naming the file and the key or tensor that is missing, unknown to the model family, of wrong
+  // shape, duplicate or outside the directory.
   explicit HubFolder(const std::filesystem::path& folder);
   const std::vector<std::string>& notes() const { return notes_; }
   const std::filesystem::path& path() const { return path_; }

@@ -21,7 +21,7 @@ struct GptqConfig {
   int64_t group = 128;  // "group_size"; -1: one group per row
   double damping = 0.01;
   bool second = false;  // version 2
-  bool ordered = true;  // layers without g_idx have their columns in the order of groups
+  bool ordered = true;  // columns of layers without g_idx are in group order
 
   int64_t group_size(int64_t columns) const { return group > 0 ? group : columns; }
 };
@@ -33,7 +33,7 @@ GptqConfig parse_gptq_config(std::string_view json, const std::string& what, boo
                              std::vector<std::string>* notes = nullptr);
 std::string gptq_config(const GptqConfig& config);
 
-// Named by suffix.
+// Tensors by suffix.
 struct GptqTensors {
   std::vector<int32_t> qweight, qzeros, g_idx;
   std::vector<Half> scales;
@@ -53,7 +53,7 @@ class GptqLayer {
     const TensorBytes *qweight = nullptr, *qzeros = nullptr, *scales = nullptr, *g_idx = nullptr;
   };
   GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const GptqConfig& config, const std::string& what);
-  // Whether an Int4Matrix can represent it: groups in order, symmetric codes, scales in float16.
+  // Whether an Int4Matrix can represent the layer: groups in order, symmetric codes, scales in float16.
   bool plain() const { return plain_; }
   // Requires plain(); rows are in Tessera's order.
   Int4Matrix unpack(int64_t first, int64_t count) const;

@@ -21,12 +21,11 @@ using Json = nlohmann::json;
 
 constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kFile = "adapter_model.safetensors";
-constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
+constexpr const char* kBaseHash = "base_xxh3";  // metadata key of kFile
 constexpr int64_t kMaxLoraRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
-// Keys without effect on the computation. Configurations of initializations matter only if init_lora_weights selects
-// them.
+// Keys without effect on the computation. Initialization settings matter only if init_lora_weights selects them.
 constexpr std::string_view kIgnoredPeftKeys =
     "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
     "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
@@ -70,7 +69,7 @@ bool matches(const std::string& pattern, const std::string& text, const std::str
   bad_input("{}: '{}' is not a supported regular expression: {}", where, pattern, e.what());
 }
 
-// PEFT's files omit the adapter's name and have one prefix.
+// PEFT's tensor names omit the adapter's name and share one prefix.
 std::string plain_adapter_name(const std::string& stored) {
   constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
   std::string out = unwrapped(stored);

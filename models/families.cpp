@@ -91,8 +91,8 @@ constexpr ModelConfig kQwen3Moe{.family = Family::llama,
 // GPT-2: Radford et al. 2019, table 2; GPT-3: Brown et al. 2020, table 2.1. Llama 2: Touvron et al. 2023, arXiv
 // 2307.09288; Llama 3: Grattafiori et al. 2024, table 3; Qwen2.5: Yang et al. 2024, arXiv 2412.15115, table 1; Mistral
 // 7B: version 0.2, without sliding window. nano and mini fit a laptop; llama's parameter counts are within 3% of gpt's,
-// with grouped queries; moe-nano uses as many parameters per token as llama-nano. Mixtral: Jiang et al. 2024, arXiv
-// 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
+// with grouped-query attention; moe-nano uses as many parameters per token as llama-nano. Mixtral: Jiang et al. 2024,
+// arXiv 2401.04088, table 1; Qwen3: Yang et al. 2025, arXiv 2505.09388, table 2.
 constexpr std::array<Preset, 23> kPresets{{{"gpt-nano", kGpt2, 4, 4, 128, 64},
                                            {"gpt-mini", kGpt2, 6, 6, 384, 256},
                                            {"gpt2", kGpt2, 12, 12, 768, 1024},
@@ -143,7 +143,7 @@ const std::string& preset_names() {
 
 namespace {
 
-// Defaults to the preset's; fixed for trained weights.
+// Defaults to the preset's; fixed by trained weights.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
   return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_default);
 }

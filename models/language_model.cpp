@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// The local layers of a text have equal lengths; the others may be on other ranks.
+// A text's local layers have equally long caches; other layers may be on other ranks.
 int64_t context_length(const TextCache& text) {
   int64_t max_length = 0;
   for (const KvCache& layer : text) max_length = std::max(max_length, layer.length);

@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
 constexpr const auto& value_names(Family) { return kFamilyNames; }
 
 // A parameter, or a module within a layer, and the tensors whose rows are concatenated in it: one; gate and up; or q, k
-// and v. {} is an expert's index.
+// and v. {} denotes an expert's index.
 struct TensorNames {
   std::string_view ours;
   std::vector<std::string_view> theirs;
@@ -103,11 +103,11 @@ struct ModelConfig {
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   int64_t position_rows() const { return positions > 0 ? positions : context; }
   double keys() const { return visible_keys(context, window); }
-  // Of projections onto the residual stream: GPT-2's 0.02 / sqrt(2 layers).
+  // For projections onto the residual stream: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
 
-// Names of enum values in the command line, JSON and messages (base/setting.h).
+// Names of enum values for the command line, JSON and messages (base/setting.h).
 constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
 constexpr std::array<std::string_view, 4> kRopeScalingNames = {"none", "linear", "llama3", "yarn"};
 constexpr std::array<std::string_view, 2> kGeluNames = {"tanh", "erf"};
@@ -151,7 +151,7 @@ class LanguageModel : public Module {
   // targets int32 of any shape; `scale` as in cross_entropy().
   virtual Loss head_loss(const Var& hidden, const Tensor& targets, double scale);
   // Partitions the model over axes of size > 1, before materialization. The default throws FieldError: such a model
-  // trains only under dp, ZeRO and pp.
+  // trains only with dp, ZeRO and pp.
   virtual void place(const ModelAxes& axes);
 
   // --- derived operations ---
@@ -166,14 +166,14 @@ class LanguageModel : public Module {
   TextCache cache() const { return cache(config.context); }
   Tensor decode(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode(const Tensor& ids, TextCache& text) { return decode(ids, std::array{&text}); }
-  // Stages of decode() on ranks with some of the layers: embeddings (B, T, C), after set_step() to the tokens'
-  // positions; a layer; and logits (B, V) of the last token, or this rank's columns of them.
+  // Stages of decode() on ranks with some layers: embeddings (B, T, C), after set_step() to the tokens' positions; a
+  // layer; and logits (B, V) of the last token, or this rank's columns of them.
   Tensor decode_first(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts);
   Tensor decode_last(const Tensor& x);
   StepInfo decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const;
 
-  // One per unit of layout(): -1 before the layers, config.layers after them.
+  // Layer index per unit of layout(): -1 before the layers, config.layers after them.
   std::vector<int64_t> layers_of_units();
   // Forward FLOPs per token: two per element of each used matrix, and causal attention.
   double layer_flops(int64_t i);
@@ -207,9 +207,9 @@ std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const Model
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
 
-// Sizes as in the models' papers and published files; a vocabulary of 0 is the tokenizer's.
+// Sizes as in the models' papers and published files; a vocabulary of 0 means the tokenizer's.
 std::optional<ModelConfig> preset(std::string_view name);
-std::string_view plain_preset(Family family);  // the family's first
+std::string_view plain_preset(Family family);  // the family's first preset
 // "gpt-nano|gpt-mini|...", in the order of the table.
 const std::string& preset_names();
 

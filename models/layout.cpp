@@ -72,7 +72,7 @@ std::vector<Range> split_layers(LanguageModel& model, int stages) {
   std::vector<std::vector<double>> best(static_cast<size_t>(stages) + 1, std::vector<double>(width, kNever));
   std::vector<std::vector<int64_t>> from(best.size(), std::vector<int64_t>(width, 0));
   best[0][0] = 0;
-  std::vector<double> before(width, 0.0);  // FLOPs of the layers before each
+  std::vector<double> before(width, 0.0);  // FLOPs of layers before layer l
   for (size_t l = 1; l < width; ++l) before[l] = before[l - 1] + model.layer_flops(static_cast<int64_t>(l) - 1);
   for (size_t s = 1; s < best.size(); ++s)
     for (size_t l = s; l < width; ++l)

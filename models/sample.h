@@ -22,13 +22,13 @@ struct SampleOptions {
 int32_t draw_token(const Tensor& logits, const SampleOptions& options, uint64_t index,
                    std::span<const int32_t> before = {});
 
-// A text being generated. When the context is full, its last half is read again and generation continues.
+// A text being generated. When the context is full, its last half is reprocessed in an empty cache.
 class DecodingState {
  public:
   // `number` selects the text's RNG stream.
   DecodingState(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number = 0);
 
-  std::span<const int32_t> unread();  // at least one; clears a full cache
+  std::span<const int32_t> unread();  // at least one token; clears a full cache
   TextCache& cache() { return cache_; }
   // Samples the next token after the caller has read unread().
   int32_t grow(const Tensor& logits, const SampleOptions& options);

@@ -7,7 +7,7 @@
 //
 // The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
 // silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
-// pages and, against DNS rebinding, those whose Host header does not name this server.
+// pages and, against DNS rebinding, requests whose Host header does not name this server.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -37,7 +37,7 @@ Answer answer(const Request& request);
 // With inlined style and script, built from app/explore/page/.
 extern const std::string_view kPage;
 
-// Pixels of a figure across both columns, and of one in a single column.
+// Figure widths in pixels: across both columns, and in one column.
 struct Widths {
   double wide = 1000, narrow = 480;
 };

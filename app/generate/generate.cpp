@@ -28,8 +28,8 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
 
 class Conversation {
  public:
-  // A template on which the model was trained counts as the model's own. Throws Error (usage) for invalid combinations
-  // of options, and as ask() does.
+  // A template with which the model was trained counts as the model's own. Throws Error (usage) for invalid
+  // combinations of options, and as ask() does.
   Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, const Pretrained& from)
       : tokenizer_(tokenizer),
         how_{.style = o.chat_template, .ends = !o.no_bos, .special = o.special, .vocab = from.config.vocab} {
@@ -76,7 +76,7 @@ std::optional<std::string> next_line(Communicator& world) {
   return line.empty() ? std::nullopt : std::optional(line);
 }
 
-// The printed text, which ends before a stop text or an end token.
+// The printed text, which ends before a stop string or an end token.
 class Shown {
  public:
   Shown(const Tokenizer& tokenizer, const GenerateOptions& o, const Asked& asked)
@@ -101,7 +101,7 @@ class Shown {
     if (ended_ == kLength) add_text(decoder_.end());
     ready_ = text_.size();
   }
-  // Returns new text that no stop text can remove.
+  // Returns new text that no stop string can remove.
   std::string take() {
     std::string out = text_.substr(taken_, ready_ - taken_);
     taken_ = ready_;
@@ -123,7 +123,7 @@ class Shown {
     ready_ = stopped ? text_.size() : text_.size() - partial_stop();
     return !stopped;
   }
-  // The length of the longest suffix that may begin a stop text.
+  // The length of the longest suffix that may begin a stop string.
   size_t partial_stop() const {
     size_t longest = 0;
     for (const std::string& stop : stop_)
@@ -195,7 +195,7 @@ std::string to_json(const std::string& prompt, const Shown& shown) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// `shown`: texts are printed before their continuations.
+// `shown`: prompts are printed before their continuations.
 struct Prompts {
   std::vector<std::string> texts;
   std::vector<Asked> asked;
@@ -268,7 +268,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   const Plan& plan = model.run.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count),
-               rest = written - all;  // without first tokens
+               rest = written - all;  // without each text's first token
   if (prints && !o.chat)
     std::fputs(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s\n", written,
                            one_line(model.from.path.string()),

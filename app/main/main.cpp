@@ -25,8 +25,8 @@ void limit_openmp_spinning(int, char** args, char** environment) {
   if (program != 0) execve(reinterpret_cast<const char*>(program), args, more.data());
 }
 
-// Runs before libraries are initialized. Defined here because a shared library (bench/pack.sh) cannot contain this
-// section.
+// Runs before libraries are initialized. Defined here because a shared library (bench/pack.sh) cannot contain
+// .preinit_array.
 [[gnu::section(".preinit_array"), gnu::used]] void (*const begin)(int, char**, char**) = limit_openmp_spinning;
 [[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = tessera::record_hangup_action;
 

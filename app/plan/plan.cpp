@@ -77,7 +77,7 @@ planner::Hardware find_hardware(const PlanOptions& o) {
   return h;
 }
 
-// A named software uses the attention kernels for which the hardware has rates.
+// Built-in software uses attention kernels for which the hardware has rates.
 planner::Software find_software(const PlanOptions& o, const planner::Hardware& h) {
   if (o.hardware == "this" && o.software != "tessera")
     throw Error("--software: expected tessera, because --hardware this was measured with its kernels; got " +

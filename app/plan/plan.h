@@ -24,7 +24,7 @@ PlanQuestion make_question(const PlanOptions& options);
 
 // Null if missing, damaged, or from another machine.
 std::shared_ptr<const planner::Machine> cached_machine_here();
-// Measures if there is no cached measurement or `again` is set, with progress on standard error.
+// Measures, with progress on standard error, if there is no cached measurement or `again` is set.
 std::shared_ptr<const planner::Machine> machine_here(bool again);
 
 // Step time in seconds; nullopt without measured times: GPUs, processes, asynchronous steps, experts.

@@ -16,9 +16,9 @@ using bench::quantile;
 constexpr double kWideSpread = 0.1;
 constexpr double kBusy = 0.2;         // fraction of cores used by other processes before the benchmark
 constexpr double kBusyRow = 0.1;      // during a row
-constexpr double kMachine = 0.05;     // change of the fixed reference work that indicates a different machine state
-constexpr double kOneStart = 0.1;     // between two starts of a program
-constexpr double kManyStarts = 0.05;  // medians over several starts
+constexpr double kMachine = 0.05;     // change in the time of reference work that indicates a different machine state
+constexpr double kOneStart = 0.1;     // noise between two starts of a program
+constexpr double kManyStarts = 0.05;  // noise of medians over several starts
 constexpr size_t kFewest = 5;         // rounds for quartiles, runs for medians
 
 const std::map<std::string_view, const char*> kTitles = {
@@ -241,8 +241,8 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
   for (const BenchRow* row : group)
     for (const auto& [what, changes] : {std::pair(Sample::reference, &one_rank), {Sample::time, &rows}})
       if (const double changed = compare(*row, what).ratio; changed > 0) changes->push_back(std::log(changed));
-  // The noise of the controls: the one-rank rounds of all rows or, without them, the rows themselves, of which the
-  // program may have changed a quarter. On an unchanged machine, a change common to all rows is not noise.
+  // The noise of the controls: the one-rank rounds of all rows or, without any, the rows themselves, at most a quarter
+  // of which should have changed. On an unchanged machine, a change common to all rows is not noise.
   const auto largest = [](Times changes, double common, double fraction) {
     for (double& change : changes) change = std::abs(change - common);
     return changes.empty() ? 0 : quantile(changes, fraction);

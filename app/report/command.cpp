@@ -147,7 +147,7 @@ std::string content(const ReportOptions& o) {
   return report::compare_to_text(runs[0], runs[1], as_page);
 }
 
-// By default next to the first run, with the second run in its name.
+// Default path: next to the first run, with the second run in its name.
 fs::path report_path(const ReportOptions& o) {
   if (o.out) return *o.out;
   std::string name = o.figure.value_or("report");

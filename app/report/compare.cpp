@@ -236,8 +236,8 @@ RankFlight parse_flight(const Json& line) {
 
 bool is_message(const std::string& operation) { return operation == "send" || operation == "recv"; }
 
-// Cells per rank of css "done", "in" or "missing". All ranks of an axis execute the same operations in the same order,
-// except messages.
+// One cell per rank, of CSS class "done", "in" or "missing". All ranks of an axis execute the same operations in the
+// same order, except for messages.
 Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
   std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"unknown", "missing"});
   const FlightOperation* first = nullptr;
@@ -346,7 +346,7 @@ std::string record_flights(const Flights& all, bool as_page) {
     last.columns.push_back({{"rank " + rank, ""}, false, 1});
   }
   last.columns.push_back({""});
-  std::map<std::string, int64_t> latest;  // of any rank on each axis
+  std::map<std::string, int64_t> latest;  // of any rank, by axis
   for (const RankFlight& rank : all.written)
     for (const FlightOperation& o : rank.operations) latest[o.axis] = std::max(latest[o.axis], o.number);
   for (const auto& [axis, number] : latest) {

@@ -67,7 +67,7 @@ tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600;
 @media print { section { break-inside: avoid; } }
 )css";
 
-// One rule per line, because figures select single rules; classes precede the brace.
+// One rule per line, because figures select individual rules; classes precede the brace.
 constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--soft); }
 text.end { text-anchor: end; }
 text.mid { text-anchor: middle; }
@@ -90,7 +90,7 @@ text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
 .c2 { fill-opacity: .2; }
 )css";
 
-// A colour's name is also the class of elements filled with it.
+// Each colour's name is also the CSS class of its elements.
 std::string picture_rules() {
   std::string out = kPictureRules;
   for (const Colour& c : kColours) out += fmt::format(".{0} {{ fill: var(--{0}); }}\n", c.name);
@@ -130,8 +130,8 @@ std::string page_style() {
          picture_rules();
 }
 
-// Contains only rules of classes in `body`, with colours inserted because most SVG viewers except browsers lack
-// variables, and again for dark screens.
+// Contains only rules for classes in `body`, with literal colours, because most SVG viewers other than browsers lack
+// variables; repeated for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());
@@ -465,7 +465,7 @@ std::string as_text(const std::vector<Part>& parts) {
     out += p.text;
     for (const Table& t : p.tables) out += table_text(t);
   }
-  for (char& c : out)  // names come from files
+  for (char& c : out)  // names may contain control characters
     if (c != '\n' && static_cast<unsigned char>(c) < 0x20) c = ' ';
   return out;
 }

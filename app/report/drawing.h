@@ -36,7 +36,7 @@ std::string tick_of_ms(double time);
 struct LegendEntry {
   std::string css, text;
 };
-// Has no frame. Without a title, its surroundings label it.
+// A figure without a frame; if untitled, labelled by its surroundings.
 struct Picture {
   std::string title;
   double width = kWidth, height = 0;

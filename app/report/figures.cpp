@@ -36,13 +36,13 @@ std::string event_tooltip(const Event& e, const StepSpan& step) {
   return tip;
 }
 
-// Distinguishes a rank's later stages.
+// CSS class distinguishing a rank's later stages.
 std::string pale(const Schedule& s, int stage) {
   const int chunk = stage < 0 ? 0 : std::min(2, s.chunk(stage));
   return chunk > 0 ? fmt::format(" c{}", chunk) : "";
 }
 
-// The first lane shows computation with stalls over it; sends and receives share a lane, and each axis has its own.
+// The first lane shows computation overlaid with stalls; sends and receives share a lane; each axis has one.
 Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;
@@ -228,7 +228,7 @@ std::string heading(const std::string& what, const Records& runs) {
   return runs.size() == 1 && !runs[0].planned ? fmt::format("{} of {}", what, runs[0].label) : what;
 }
 
-// A forward pass through all chunks of a rank takes one unit.
+// A forward pass through all chunks of a rank takes one time unit.
 Simulation on_equal_times(const Schedule& s) {
   const double part = 1.0 / s.chunks();
   return simulate(s, {.stages = {{.forward = part, .backward = 2 * part, .input = part, .weight = part}}});
@@ -306,7 +306,7 @@ Part timelines(const Records& runs, double width) {
   return f;
 }
 
-// One bar per group of equal ranks.
+// One bar per group of identical ranks.
 Part planned_memory(const Records& runs, double width) {
   Part f{.id = "memory",
          .title = heading("Memory of a rank at its peak", runs),
@@ -443,7 +443,7 @@ Lanes panel_lanes(const Panel& p, double width) {
         const bool waits = t.action.what == PassKind::recv_forward || t.action.what == PassKind::recv_backward;
         if (!waits || t.end <= t.start) continue;
       } else {
-        const bool visible = (t.end - t.start) / p.scale * width > 3;  // narrower boxes would consist of their border
+        const bool visible = (t.end - t.start) / p.scale * width > 3;  // narrower boxes would be all border
         mark.css = fmt::format("k-{}{}", to_string(t.action.what), visible ? " pass" : "");
         mark.css += pale(s, t.action.stage);
         const std::string letter(to_string(t.action.what)), number = fmt::format("{}", t.action.microbatch);

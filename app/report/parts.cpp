@@ -144,7 +144,7 @@ class Line {
     for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
       taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
   }
-  // The letter of the longest event in each column; lower case below half of the column, if `shaded`.
+  // The letter of the longest event in each column; lower case if it covers less than half the column (with `shaded`).
   std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
@@ -163,7 +163,7 @@ class Line {
   std::vector<std::map<char, double>> taken_;
 };
 
-// First computation, then axes.
+// Kinds of computation, then axes.
 const std::vector<std::string> kKinds = split(
     "F forward|B backward|I input gradient|W weight gradient|G gradient reduction|U update|P pp|D dp|C cp|T tp|"
     "X ep|Y edp|E tied|O world",
@@ -306,7 +306,7 @@ double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
   return all > 0 ? own / all * static_cast<double>(layer.size()) / static_cast<double>(count) : 0;
 }
 
-// Dropped choices, and the fraction of the step in all-to-alls.
+// Dropped choices, and the fraction of the step spent in all-to-alls.
 std::string experts_text(const Record& r, const StepSpan& step) {
   int64_t all = r.experts.load.dropped;
   for (const std::vector<int64_t>& layer : r.experts.load.rows)

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxRecorded = 1 << 16;
 constexpr double kMaxNumber = 1e15;
 constexpr double kMaxTime = 1e12;
-constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also for calls; sums fit into 64 bits
+constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also limits calls; sums fit into 64 bits
 
 class Value {
  public:
@@ -337,7 +337,7 @@ class Arrivals {
       for (auto& [rank, times] : ranks) std::ranges::sort(times);
   }
 
-  // The n-th operation of the rank's list, which contains a group's collectives, or its messages outside of a pipeline.
+  // For the n-th operation in the rank's list: collectives of one group, or messages outside of a pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
     const std::string group = axis_group(record_, rank, e.axis);
     if (e.operation == "send") return e.begin;

@@ -80,7 +80,7 @@ struct StepSpan {
 };
 StepSpan median_step(const Record& record);
 
-// Bytes of all ranks by axis and operation; mean time of a rank.
+// Bytes of all ranks by axis and operation; mean time per rank.
 struct SentInStep : SentBytes {
   double ms = 0;
 };
@@ -108,7 +108,7 @@ struct Exposure {
 std::optional<std::vector<Exposure>> exposures(const Record& record, const StepSpan& step);
 Exposure mean(const std::vector<Exposure>& all);
 
-// Mean milliseconds of a rank in one operation of an axis, total and exposed, per step.
+// Mean milliseconds per rank and step in one operation along an axis, total and exposed.
 struct Overlap {
   double all = 0, exposed = 0;
 };
@@ -116,7 +116,7 @@ Overlap measure_overlap(const Record& record, const StepSpan& step, const std::s
                         const std::string& operation);
 
 inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
-// One of kFigures except bench, of this total width, with at most shown_ranks() ranks per run. Runs share a scale.
+// Any of kFigures except bench, with the given total width and at most shown_ranks() ranks per run. Runs share a scale.
 // Throws Error (usage) naming the run that lacks the required data.
 Part make_figure(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
 constexpr size_t shown_ranks(double width) { return width > kFigureWidth ? 16 : 8; }
@@ -175,7 +175,7 @@ struct BenchRow {
   std::string name, unit, label;
   std::array<std::vector<BenchRun>, 2> runs = {};  // in `unit`, by side and repetition
   std::map<std::string, std::vector<double>> counters = {};
-  // Medians of the side's runs if there are at least five, which include the variation between starts; otherwise all
+  // Medians of the side's runs, which include the variation between starts, if there are at least five; otherwise all
   // rounds. Empty if the row is missing, failed, or lacks such values.
   std::vector<double> values(size_t side, Sample what) const;
   std::vector<double> times(size_t side) const { return values(side, Sample::time); }
@@ -215,7 +215,7 @@ struct Verdict {
 // The rows of a group are controls for each other.
 std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 
-// Predictions from closed forms, and from dry runs for other memory; no rank is started. One option may have several
+// Predictions from closed forms and, for other memory, from dry runs; no ranks are started. One option may have several
 // comma-separated values, such as 1f1b,zb-h1; each yields a labelled record. Throws Error (usage) for invalid plans.
 std::vector<Record> planned(const Args& args);
 

@@ -245,7 +245,7 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
 KnownBase known_base(const Pretrained& adapters, const fs::path& named) {
   fs::path path = adapters.base;
   if (path.is_relative())
-    path = fs::weakly_canonical(find_base(path, named, named.string() + ": init"));  // a run of an older version
+    path = fs::weakly_canonical(find_base(path, named, named.string() + ": init"));  // a run by an older version
   if (!is_there(path)) return {path.string(), adapters.base_hash};
   const Pretrained base = open_pretrained(path);
   if (base.config.lora.rank > 0)
@@ -373,7 +373,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
-  if (shorter) model.context = max_context;  // the maximum, of which a prefix may be used
+  if (shorter) model.context = max_context;  // the maximum; the run may use a prefix
   if (!shorter || o.model.context > max_context) take("context");
   model.positions = learned ? max_context : 0;
   if (learned && (o.gives("positions") || o.model.context != max_context)) take("positions");
@@ -458,7 +458,7 @@ void check_memory_for_verifying(const Job& given) {
   const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
-  // The oracle is a separate model, with a gradient per data rank in addition to those gathered from the plan.
+  // The oracle is a separate model, with a gradient per data rank in addition to gradients gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));

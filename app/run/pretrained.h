@@ -27,9 +27,9 @@ struct Pretrained {
   // By Tessera's names; nullopt for tensors without codes.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
-  // The training run's; automatic: none, or the tokenizer's own template.
+  // The training run's template; automatic: none, or the tokenizer's own.
   ChatTemplate chat_template = ChatTemplate::automatic;
-  // Ignored keys of a folder, reasons for skipping newer checkpoints.
+  // Ignored keys of a folder, and reasons for skipping newer checkpoints.
   std::vector<std::string> notes = {};
 
   const std::filesystem::path& tokenizer() const { return own_tokenizer.empty() ? path : own_tokenizer; }
@@ -68,11 +68,11 @@ ModelConfig first_config(const TrainOptions& options);
 FullTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // To be filled by first_weights(). Only adapters are initialized randomly, because random initialization of all weights
-// takes a core about 40 s per billion parameters.
+// takes one core about 40 s per billion parameters.
 std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 
 // Writes the model's sizes into the options. Throws Error (usage) for options with different values. A smaller context
-// remains: rotary positions have no fixed length, and only the first rows of a position table are read.
+// is retained: rotary positions have no fixed length, and only the first rows of a position table are read.
 void take_model(TrainOptions& options, const ModelConfig& config);
 
 // Memory checks run before any allocation or output.

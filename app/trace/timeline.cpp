@@ -1,4 +1,4 @@
-// Logs are sent as CBOR, as arrays of 8-byte integers.
+// Logs are sent as CBOR arrays of 8-byte integers.
 #include "app/trace/timeline.h"
 
 #include <fmt/chrono.h>
@@ -71,7 +71,7 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
 // The logs of all ranks in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing:
 //
 //   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
-//   thread = track         events of a track do not overlap; waiting: the rank's own thread, for any communication;
+//   thread = track         events of a track do not overlap; "waiting": the rank's thread stalls in communication;
 //                          "collective AXIS" for each axis
 //   "X" event              an action of the pipeline ("2F0": stage 2, micro-batch 0), a communication, a phase
 //   "C" event              bytes held by the rank, by category

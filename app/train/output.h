@@ -66,7 +66,7 @@ std::string describe_model(const TrainConfig& config, LanguageModel& model);
 // The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
-// Thread ranks that run concurrently on `processors` cores, if each rank uses `each`, or on as many GPUs.
+// Number of thread ranks that run concurrently on `processors` cores or GPUs, `each` per rank.
 int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each);
 
 }  // namespace tessera

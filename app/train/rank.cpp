@@ -35,7 +35,7 @@ size_t end_at(std::string_view text, size_t at) {
   return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
 }
 
-// npos if there is none after `end`.
+// npos if no sentence begins after `end`.
 size_t next_sentence(std::string_view text, size_t end) {
   const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
   const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
@@ -45,7 +45,7 @@ size_t next_sentence(std::string_view text, size_t end) {
 std::optional<double> predict_step_time(const TrainCall& call, const ModelConfig& model) {
   const auto machine = cached_machine_here();
   const bool regular = !call.dataset.has_examples() && call.options.plan.dp_mode != DataMode::ps_async;
-  if (!machine || !regular) return {};  // steps have different lengths
+  if (!machine || !regular) return {};  // irregular steps differ in length
   Job job = call.options;
   job.model = model;
   job.plan.threads_per_rank = cpu::threads();
@@ -54,7 +54,7 @@ std::optional<double> predict_step_time(const TrainCall& call, const ModelConfig
 
 constexpr int64_t kSampleTokens = 300;
 
-// Uses the newest checkpoint, because no rank may have enough memory for the full model during training. Empty with
+// Uses the newest checkpoint, because possibly no rank has enough memory for the full model during training. Empty with
 // --format json, --quiet and --no-save; truncated by a signal.
 std::string sample_text(const TrainCall& call, const ModelConfig& config) {
   if (call.options.json() || call.options.run.no_save || call.options.quiet) return "";
@@ -79,7 +79,7 @@ std::string sample_text(const TrainCall& call, const ModelConfig& config) {
   return call.dataset.val_examples ? written : complete_sentences(written);
 }
 
-// Completes the facts.
+// Adds the remaining facts.
 void add_to_summary(const TrainCall& call, LanguageModel& model, TrainOutput::Facts& facts) {
   const ModelConfig& c = model.config;
   const int64_t row =

@@ -119,11 +119,11 @@ class Launcher {
   struct Ended {
     int status = 0;
     std::string cause;
-    double starting_s = 0, again_s = 0;  // until the first step; of repeated work
+    double starting_s = 0, again_s = 0;  // until the first step; in repeated steps
     int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
-  // For the current hostfile; reports changes.
+  // The plan for the current hostfile; reports changes.
   Plan plan_now() {
     if (!o_.hostfile) return full_plan_;
     const std::vector<Host> hosts =
@@ -179,7 +179,7 @@ class Launcher {
       if (take_save_request()) program->signal(SIGUSR1);
       if (const uintmax_t now = size_of_records(run_); !first && now != records) {
         if (now > records) first = Clock::now();
-        records = now;  // smaller: records of repeated steps were dropped
+        records = now;  // smaller if records of repeated steps were dropped
       }
     }
     const Clock::time_point end = Clock::now();
@@ -298,7 +298,7 @@ Plan plan_on(Plan plan, int64_t slots) {
 SavedStep newest_saved(const fs::path& run) {
   SavedStep out;
   std::error_code error;
-  // Complete checkpoints are renamed to this name.
+  // Complete checkpoints are renamed to step-N.
   for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;

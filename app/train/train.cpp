@@ -133,7 +133,7 @@ Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   return out;
 }
 
-// `run` returns the run directory; it is called after a failure.
+// `run`, called after a failure, returns the run directory.
 LaunchOptions ranks_of_run(const TrainOptions& o, const std::function<std::filesystem::path()>& run) {
   LaunchOptions how = launch_options("train", o, o.plan);
   how.say = say_above_progress;

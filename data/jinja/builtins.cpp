@@ -44,7 +44,7 @@ Value strip(const Call& c) {
   return std::string(stripped(c.text(0), c.name != "rstrip", c.name != "lstrip", blanks ? nullptr : &c.exact(1)));
 }
 
-// `first` converts the first character of each word, lower case the others. A word begins where `begins` accepts the
+// `first` converts the first character of each word; others become lower case. A word begins where `begins` accepts the
 // preceding character (0: none).
 std::string cased(std::string_view s, bool (*begins)(char32_t), Point (*first)(Point) = utf8proc_totitle) {
   std::u32string points = code_points(s);
@@ -188,7 +188,7 @@ std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   return std::string(width, ' ');
 }
 
-// The filter or test is argument `name`; its arguments follow.
+// Argument `name` names the filter or test; its arguments follow.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
   if (!found) bad_input("unknown filter or test '{}'", c.exact(name));

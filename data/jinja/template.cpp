@@ -99,7 +99,7 @@ class Parser {
     const std::string_view found = rest().empty() ? "the end" : rest().substr(0, rest().find_first_of(" \n", 1));
     bad_input("expected {}, got '{}'", expected, found.substr(0, 40));
   }
-  // Skips "%}", "}}" or "#}" with its sign, and the white space that they remove.
+  // Skips "%}", "}}" or "#}" with its sign, and the white space it removes.
   bool closes(char c) {
     const bool takes = rest().starts_with('-'), keeps = c != '}' && rest().starts_with('+');
     if (rest().substr(takes || keeps ? 1 : 0, 2) != std::string{c, '}'}) return false;
@@ -524,7 +524,7 @@ class Parser {
     });
     return out;
   }
-  // The only argument of a test may omit its parentheses.
+  // The parentheses of a test's only argument are optional.
   Code applied(Group group, Code to) {
     const Text called = word();
     const auto builtin = find_builtin(group, *called);

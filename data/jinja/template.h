@@ -27,7 +27,7 @@ class Template {
   Template(std::string_view source, std::string what);
 
   // `work` owns the variables' values and serves one rendering. Throws InputError naming the line where Jinja throws,
-  // for unsupported features, and at the bound on work.
+  // for unsupported features, and at the work limit.
   Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:

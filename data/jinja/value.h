@@ -14,7 +14,7 @@ namespace tessera::jinja {
 
 using Text = std::shared_ptr<const std::string>;  // UTF-8
 struct Undefined {
-  Text name = nullptr;  // of the variable without a value
+  Text name = nullptr;  // of the undefined variable
 };
 struct None {};
 struct Sequence;
@@ -39,12 +39,12 @@ struct Value : Alternatives {
   const Dict* dict() const { return is<std::shared_ptr<const Dict>>() ? std::get<7>(*this).get() : nullptr; }
   Object* object() const { return is<Object*>() ? std::get<8>(*this) : nullptr; }
 
-  bool marked = false;  // output of `safe`, to which Python's special rules of concatenation apply
+  bool marked = false;  // output of `safe`, concatenated by the rules of Python's Markup
 };
 using Values = std::vector<Value>;
 using Pairs = std::vector<std::pair<std::string, Value>>;
 
-// iterator: result of filters like `map`, readable once and without a length. view: dict.items().
+// iterator: result of filters like `map`, readable once and without length. view: dict.items().
 enum class Form : uint8_t { list, tuple, range, view, iterator };
 struct Sequence {
   Values items;
@@ -75,10 +75,10 @@ struct Rendered {
   std::vector<std::pair<size_t, size_t>> generated = {};  // begin and end of the output of `generation` blocks
 };
 
-// The state of one rendering, which owns its objects. The bound on work stops malicious templates.
+// The state of one rendering, which owns its objects. The work limit stops malicious templates.
 struct RenderContext : NotCopied {
   explicit RenderContext(size_t max_work = size_t{1} << 28) : left(max_work) {}
-  // One unit is about a nanosecond or one byte of output. Throws InputError at the bound.
+  // One unit is about a nanosecond or one byte of output. Throws InputError at the limit.
   void charge(size_t units) {
     if (units > left) throw InputError("exceeds the limits on work or output of a template");
     left -= units;
@@ -122,7 +122,7 @@ Value named_value(RenderContext& work, const Text& name);
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // x[from:to:step]; each bound may be none.
 Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step);
-// Evaluates + - * / // % ~ or a comparison. Throws InputError where Python throws TypeError, for % of a string,
+// Evaluates + - * / // % ~ or a comparison. Throws InputError where Python raises TypeError, and for % of a string,
 // integers beyond 64 bits, and // and % of non-integers.
 Value operated(RenderContext& work, std::string_view op, const Value& a, const Value& b);
 

@@ -35,8 +35,8 @@ std::optional<std::string> unspell(std::string_view spelling);
 inline constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// The pieces: matches and the text between them; only that text; that text with each match joined to its predecessor or
-// successor; or as isolated, with adjacent matches joined.
+// The pieces: matches and the text between them; only the text between; the latter with each match joined to its
+// predecessor or successor; or as `isolated`, with adjacent matches joined.
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
 // Matching within one text, with a limit on total CPU time: 2 s plus 5 us per byte.
@@ -81,7 +81,7 @@ class Split {
 // expression and a match that exceeds the time limit.
 bool fullmatch(std::string_view regex, std::string_view text);
 
-// Under GPT-2's pattern; the pieces' concatenation is the text, whatever its bytes.
+// The pieces under GPT-2's pattern; their concatenation is the text, whatever its bytes.
 void for_each_piece(std::string_view text, const Split::Each& f);
 
 // Unicode word characters (Technical Standard 18, annex C), as `tokenizers` defines them outside of patterns.

@@ -215,7 +215,7 @@ class HubTokenizer final : public DescribedTokenizer {
   // generation_config.json come from config.json, as in transformers.
   static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder,
                                             const std::optional<std::string>& text);
-  static bool is_file(std::string_view name);  // one of the five
+  static bool is_file(std::string_view name);  // one of the five above
 
   std::map<std::string, std::string> named_tokens() const override { return names_; }
   std::string_view chat_template() const override { return chat_template_; }

@@ -54,8 +54,8 @@ void append_normal(std::string& out, std::string_view stretch, Kind form, std::v
     append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
 }
 
-// A Unicode normal form has one spelling for every character with several (Unicode Standard Annex 15). Only non-ASCII
-// spans are passed to libutf8proc. Cost: one pass; n log n in the marks on one letter.
+// A Unicode normal form replaces all spellings of a character by one (Unicode Standard Annex 15). Only non-ASCII spans
+// are passed to libutf8proc. Cost: one pass; n log n in the marks on one letter.
 std::string normal_form(std::string_view text, Kind form) {
   std::string out;
   out.reserve(text.size());
@@ -109,7 +109,7 @@ std::string changed(std::string_view text, const hub::Change& change, bpe::Match
   }
 }
 
-// Segments begin at a mark after another character.
+// A segment begins at each mark after another character.
 void cut_at_marks(std::string_view text, const std::function<void(std::string_view)>& f) {
   size_t begin = 0;
   for (size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + kMark.size())) {
@@ -135,7 +135,7 @@ bool word_at_end(std::string_view text) { return !text.empty() && word_at_begin(
 // Caches the output positions of short pieces' tokens, because texts repeat words.
 class KnownPieces {
  public:
-  // Pieces must outlive this.
+  // Pieces must outlive the cache.
   explicit KnownPieces(std::vector<int32_t>& out) : out_(&out) {}
 
   // encode(piece) appends the tokens of a new piece.

@@ -147,7 +147,7 @@ bool lists(const Json& file, const Json& token) {
                      [&](const Json& one) { return value_at(one, "content") == token["content"]; });
 }
 
-// Specified by the settings or config.json; without the suffix "Fast".
+// The class specified by the settings or config.json, without the suffix "Fast".
 std::string tokenizer_class(const Json& settings, const Json& model) {
   std::string name;
   for (const Json* const json : {&settings, &model})

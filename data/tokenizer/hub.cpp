@@ -419,7 +419,7 @@ const Json& name_at(const Json& config, const char* key) {
   return value.is_object() ? value_at(value, "content") : value;
 }
 
-// One template, or the one named "default" of several.
+// The only template, or, of several, the one named "default".
 std::string read_template(const Json& value, const std::string& what) {
   if (value.is_null()) return "";
   if (value.is_string()) return value.get<std::string>();
