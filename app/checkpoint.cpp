@@ -1,7 +1,20 @@
 // The command `checkpoint`: import, export, inspect, reshard and quantize models.
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/output.h"

@@ -1,7 +1,16 @@
 // The command line. CLI11 only splits the arguments; field descriptors parse the values, so errors of the command line
 // and configuration file agree.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
 #include <tuple>
+#include <variant>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/resolve.h"

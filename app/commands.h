@@ -1,5 +1,10 @@
 // The commands; each returns the exit status.
 #pragma once
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
 #include "app/options.h"
 
 namespace tessera {

@@ -1,6 +1,14 @@
 // Descriptors of all options, and their values in configuration files and messages.
 #include "app/options.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "app/report/report.h"
 #include "base/files.h"
 #include "planner/case.h"

@@ -1,6 +1,11 @@
 // Option structs of the commands, with field descriptors (base/setting.h). Descriptors of model, optimization and
 // plan fields are defined next to their structs, in models/ and train/.
 #pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/error_list.h"

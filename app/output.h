@@ -1,6 +1,11 @@
 // Standard output and progress lines.
 #pragma once
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "train/step.h"
 

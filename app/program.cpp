@@ -1,6 +1,17 @@
 // The program's entry point and the short commands.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <map>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <variant>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/output.h"

@@ -1,6 +1,21 @@
 // Resolution and validation of options: from typed options to the configuration of a run.
 #include "app/resolve.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <vector>
+
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "base/files.h"

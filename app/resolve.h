@@ -1,5 +1,10 @@
 // Converts options to a job, rejects invalid combinations, and opens the data.
 #pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "app/options.h"
 #include "data/examples.h"
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <string>
 #include <thread>
 
 #include "base/error.h"

@@ -1,7 +1,17 @@
 // The command `verify`: compares a plan with one rank, reports failed checks and likely causes, and injects faults.
 #include "verify/verify.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <optional>
 #include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/output.h"

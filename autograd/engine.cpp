@@ -1,5 +1,13 @@
 // record() and backward(), which visits nodes from the newest to the oldest.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "autograd/graph.h"
 #include "tensor/ops/elementwise.h"

@@ -1,4 +1,13 @@
 // Matmuls: forward passes and vjps.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
 #include "autograd/fusion.h"
 #include "autograd/ops.h"
 #include "tensor/ops/embedding.h"

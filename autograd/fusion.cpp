@@ -1,6 +1,10 @@
 // Fusion state of values, nodes and leaves.
 #include "autograd/fusion.h"
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "autograd/graph.h"
 
 namespace tessera::fusion {

@@ -1,5 +1,10 @@
 // The graph's internals, which only the sources of this directory include.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
 
 #include "autograd/fusion.h"
 #include "autograd/var.h"

@@ -1,4 +1,10 @@
 // Gradient buffers of leaves, and the memory of parameters.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "autograd/graph.h"
 #include "autograd/parameter_memory.h"
 #include "tensor/ops/elementwise.h"

@@ -1,6 +1,10 @@
 // Elementwise sums and shape ops: forward passes and vjps.
 #include "autograd/ops.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+
 #include "autograd/fusion.h"
 #include "tensor/ops/reduce.h"
 

@@ -1,6 +1,11 @@
 // Differentiable ops on Vars; tensor/ops/ documents values, shapes and errors. Ops that accept a Var by value may
 // overwrite it: pass std::move(x) if x is not used afterwards.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
 
 #include "autograd/var.h"
 #include "tensor/ops/activations.h"

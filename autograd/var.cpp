@@ -1,6 +1,11 @@
 // Handles and leaves.
 #include "autograd/var.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
 #include "autograd/graph.h"
 #include "tensor/ops/elementwise.h"
 

@@ -3,6 +3,11 @@
 // the nodes from newest to oldest, a topological order that is the same in every run. Nodes save Tensors, never Vars,
 // so the graph has no cycles and is freed during the walk.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace tessera {

@@ -7,6 +7,9 @@
 #pragma once
 #include <algorithm>
 #include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 

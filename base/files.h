@@ -1,7 +1,12 @@
 // Files, checksums, and the cache directory.
 #pragma once
+#include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "base/write_file.h"
 

@@ -3,6 +3,9 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 

@@ -1,6 +1,9 @@
 // Settings as JSON: conversion of structs, run identities, and descriptors.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/setting.h"
 

@@ -1,7 +1,13 @@
 // Files: reading, and atomic writing.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/memory_limit.h"

@@ -1,5 +1,10 @@
 // Fits the communication model alpha + beta S (Hockney 1994), and measures this machine for the planner.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 #include "planner/machine.h"

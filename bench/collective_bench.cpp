@@ -1,6 +1,16 @@
 // Timing of collectives.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
 #include "bench/mpi/reference.h"
 #include "bench/ranks.h"
 #include "train/device.h"

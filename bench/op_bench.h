@@ -1,5 +1,13 @@
 // Microbenchmarks of ops.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "bench/run.h"
 

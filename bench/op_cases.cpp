@@ -1,5 +1,10 @@
 // Cases of the op benchmarks.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "bench/op_bench.h"
 

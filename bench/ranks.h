@@ -1,6 +1,12 @@
 // Benchmark rows with several ranks: threads, or processes of an MPI job, in which rank 0 runs Google Benchmark and
 // broadcasts the next row.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "bench/calibrate.h"
 #include "bench/run.h"

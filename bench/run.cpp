@@ -6,13 +6,27 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <sstream>
+#include <string>
+#include <string_view>
 #include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/write_file.h"
 #include "bench/op_bench.h"

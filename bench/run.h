@@ -3,8 +3,14 @@
 #include <benchmark/benchmark.h>
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "models/language_model.h"
 

@@ -1,7 +1,15 @@
 // Steps of strategies and pipeline schedules, alternating with one rank.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "bench/ranks.h"
 #include "optim/grad_norm.h"

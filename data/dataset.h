@@ -1,5 +1,12 @@
 // A dataset: a directory with train.tok (or shards train-00000.tok, ...), val.tok, tokenizer.json and dataset.json.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/text.h"
 #include "data/token_file.h"

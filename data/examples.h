@@ -4,6 +4,13 @@
 //   one example per row       p p p r r . . .          p: prompt, r: response, .: padding
 //   packed                    p p r|p r r r|p p r r    attention is limited to each example (`document_mask`)
 #pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "data/dataset.h"
 #include "data/jsonl.h"

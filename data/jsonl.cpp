@@ -3,7 +3,10 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "base/bad_input.h"
 #include "base/json.h"

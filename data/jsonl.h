@@ -13,6 +13,7 @@
 // of text parts. A message's other keys and roles, and a row's "tools" and "documents", are passed to the model's own
 // chat template. Other keys that would change the model's input are rejected; Example::unread lists the rest.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>

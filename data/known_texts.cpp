@@ -2,6 +2,14 @@
 #include <fmt/format.h>
 #include <zstd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/error.h"
 #include "data/text.h"
 

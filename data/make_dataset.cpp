@@ -2,8 +2,21 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "data/dataset.h"

@@ -7,6 +7,12 @@
 //
 // Only the ratio of the weights matters.
 #pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/dataset.h"
 

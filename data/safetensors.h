@@ -4,7 +4,15 @@
 // Reading is strict: no holes, overlaps, trailing bytes or duplicate names, and every range matches its shape. Opening
 // reads only the header; tensors are mapped.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
 #include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/files.h"
 #include "tensor/tensor.h"

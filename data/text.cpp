@@ -9,6 +9,9 @@
 #include <bit>
 #include <cmath>
 #include <iostream>
+#include <memory>
+#include <span>
+#include <utility>
 
 #include "base/bad_input.h"
 #include "base/files.h"

@@ -1,7 +1,15 @@
 // Token files and their readers.
 #include "data/token_file.h"
 
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/bad_input.h"
 

@@ -5,6 +5,14 @@
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/files.h"
 #include "tensor/random.h"

@@ -3,6 +3,7 @@
 #include <tessera/tessera.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>

@@ -2,6 +2,7 @@
 // sends the signs of its gradient, and a parameter moves in the direction of the majority.
 #include <tessera/tessera.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <vector>
 

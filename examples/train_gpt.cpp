@@ -8,6 +8,7 @@
 #include <tessera/tessera.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <limits>

@@ -1,8 +1,19 @@
 // The table of model types and their keys, and config.json by it.
 #include "hub/config.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <variant>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/json.h"

@@ -3,6 +3,11 @@
 // Keys that change a model's computation are read, or rejected by name if their values request unsupported features;
 // all others are ignored.
 #pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "hub/gptq_format.h"
 #include "models/language_model.h"

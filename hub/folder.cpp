@@ -3,9 +3,24 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/json.h"

@@ -2,6 +2,15 @@
 // model.safetensors.index.json; layers may be GPTQ 4-bit. Files are mapped, and only requested rows are read. Python
 // pickle files are never opened.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "hub/config.h"
 #include "train/checkpoint/state.h"

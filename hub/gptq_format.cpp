@@ -3,9 +3,16 @@
 
 #include <fmt/ranges.h>
 
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "hub/folder.h"

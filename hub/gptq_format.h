@@ -9,6 +9,11 @@
 // without activation order: the zero point is 8, and column c is in group c / group_size. It also reads groups in any
 // column order ("desc_act"), any zero points ("sym": false), and version 2, which stores the zero points themselves.
 #pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/safetensors.h"
 #include "tensor/ops/quantize/quantize.h"

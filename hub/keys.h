@@ -2,6 +2,8 @@
 // are never requested may have any value and are listed in a note.
 #pragma once
 #include <cfloat>
+#include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>

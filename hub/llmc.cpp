@@ -1,7 +1,15 @@
 // Reads the header and locates the tensors after it.
 #include "hub/llmc.h"
 
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
 
 #include "base/bad_input.h"
 #include "hub/folder.h"

@@ -2,6 +2,9 @@
 // context, vocabulary, layers, heads, channels, rows of the padded token embedding, ...), then the tensors, each kind
 // for all layers, with weights as (out, in).
 #pragma once
+#include <filesystem>
+#include <map>
+#include <string>
 
 #include "train/checkpoint/state.h"
 

@@ -3,7 +3,17 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/json.h"

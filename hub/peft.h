@@ -1,6 +1,14 @@
 // Adapters in the format of the PEFT library: a directory with adapter_config.json, which names the base model, and
 // adapter_model.safetensors.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "models/adapters/adapters.h"
 #include "train/checkpoint/state.h"

@@ -6,9 +6,16 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <sstream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "base/files.h"
 #include "base/process.h"

@@ -3,6 +3,9 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "lab/puzzle.h"
 

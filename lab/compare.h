@@ -1,5 +1,10 @@
 // Comparison of values and bytes for graders: each typical mistake predicts a result; a match is reported as the cause.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "autograd/var.h"
 #include "lab/exercise.h"

@@ -14,12 +14,18 @@
 //
 // Both processes run the same grader function (lab/grade/). `lab grade` does both in one process for the original code.
 #pragma once
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "base/error.h"
 

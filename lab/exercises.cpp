@@ -1,8 +1,13 @@
 // List of exercises, verdicts and their diagnosis.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "lab/exercise.h"
 #include "lab/not_yet.h"

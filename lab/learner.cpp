@@ -20,12 +20,28 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iostream>
+#include <optional>
 #include <random>
+#include <span>
+#include <string>
+#include <string_view>
 #include <system_error>
+#include <thread>
+#include <tuple>
+#include <vector>
 
 #include "base/write_file.h"
 #include "lab/check.h"

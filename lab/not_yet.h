@@ -1,5 +1,6 @@
 // Placeholder for the unimplemented function of an exercise.
 #pragma once
+#include <string>
 
 #include "base/error.h"
 

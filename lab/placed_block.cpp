@@ -4,6 +4,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <tuple>
+
 #include "autograd/ops.h"
 #include "base/setting.h"
 #include "parallel/comm/launch.h"

@@ -4,7 +4,12 @@
 // A puzzle has targets and an embedded page, lab/pages/puzzles/NAME.md, and requires no checkout, compiler or C++. A
 // learner's seed determines the problem instance, so learners cannot exchange solutions, and no command prints one.
 #pragma once
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "lab/exercise.h"
 

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/pipeline/schedules.h"

@@ -1,7 +1,9 @@
 // Tasks of schedule puzzles. The seed determines the sizes and the rank of each stage, so files of other learners are
 // rejected; no schedule of Tessera meets the limits.
 #pragma once
+#include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "parallel/pipeline/simulate.h"
 

@@ -1,6 +1,14 @@
 // The decoder's forward passes.
 #include "models/decoder.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "base/error.h"
 
 namespace tessera {

@@ -6,6 +6,10 @@
 //
 // Weights are initialized from N(0, 0.02), projections onto the residual stream scaled by 1 / sqrt(2 L).
 #pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "models/language_model.h"
 

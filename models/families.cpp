@@ -1,5 +1,14 @@
 // Tables of families and presets, and descriptors of a configuration.
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/error.h"
 #include "base/setting.h"
 #include "models/adapters/adapters.h"

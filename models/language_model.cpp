@@ -1,6 +1,13 @@
 // Operations common to all language models.
 #include "models/language_model.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "autograd/ops.h"
 #include "models/layout.h"
 

@@ -5,6 +5,19 @@
 // A model declares its modules in this order: modules before the layers belong to the first pipeline stage, modules
 // after them to the last.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "nn/experts/experts.h"

@@ -1,7 +1,13 @@
 // Validation of layouts, and execution of pipeline stages.
 #include "models/layout.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/experts/expert_parallel.h"

@@ -6,6 +6,10 @@
 //   model->set_step({..., .tokens_total = T});
 //   Loss loss = model->head_loss(model->hidden(ids), targets, scale);
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "models/language_model.h"
 #include "parallel/context_parallel.h"

@@ -1,7 +1,16 @@
 // Sampling and generation.
 #include "models/sample.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "tensor/random.h"
 

@@ -1,5 +1,10 @@
 // Text generation with KV caches.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
 
 #include "models/language_model.h"
 

@@ -1,6 +1,15 @@
 // Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "base/error.h"
 #include "nn/adapters/lora.h"
 #include "nn/quantize/packed.h"

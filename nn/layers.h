@@ -1,5 +1,14 @@
 // Transformer layers.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "nn/module.h"

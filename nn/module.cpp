@@ -1,6 +1,15 @@
 // Parameter trees and their materialization.
 #include "nn/module.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "autograd/parameter_memory.h"
 #include "nn/quantize/packed.h"
 #include "tensor/cpu/vectorize.h"

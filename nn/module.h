@@ -4,7 +4,14 @@
 // initialized by materialize(). Each initial element is a function of (seed, full name, index), so all layouts start
 // from the same model. Parameters of one unit (an embedding, a block, a head) share a flat buffer; see nn/parameter.h.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "nn/parameter.h"
 #include "nn/step.h"

@@ -6,6 +6,10 @@
 //   full  (6, C)     runs {0, 1} {2, 1} {4, 1} of dim 0: rows 0, 2 and 4, the first half of each of q, k and v
 //   local (3, C)
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "autograd/var.h"
 

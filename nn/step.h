@@ -5,6 +5,9 @@
 //   starts      0 0 0 3 3 3 3 7 8
 //   positions   0 1 2 0 1 2 3 0 0
 #pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -6,6 +6,8 @@
 // added in order per unit, 256 at a time (one GPU thread per group), then the units' sums likewise. Ranks whose shards
 // begin at multiples of a block exchange block sums.
 #pragma once
+#include <cstdint>
+#include <span>
 
 #include "nn/parameter.h"
 

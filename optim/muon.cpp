@@ -1,6 +1,13 @@
 // Muon's operations on full matrices, between its two elementwise passes.
 #include "optim/muon.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "optim/grad_norm.h"
 #include "optim/rules.h"
 #include "tensor/cpu/loops.h"

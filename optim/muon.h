@@ -11,6 +11,8 @@
 // An update needs the full matrix, of which a rank may have only a shard: the optimizer computes u for its elements
 // (MuonMomentum, optim/rules.h) and passes it to `orthogonalise`, which parallel/matrix_owners.h replaces.
 #pragma once
+#include <cstdint>
+#include <vector>
 
 #include "nn/parameter.h"
 

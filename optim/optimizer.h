@@ -8,6 +8,12 @@
 // stochastically (optim/rounding.h). Weight decay applies only to parameters with `decays`. If a unit is a shard, slots
 // may begin before element 0 or end past the last, and only the elements inside are updated.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
 
 #include "optim/rules.h"
 #include "tensor/random.h"

@@ -5,6 +5,10 @@
 // The random bits are a function of the seed, the parameter's name, the step and the index in the full parameter, so a
 // shard is rounded exactly like the same elements of the full parameter.
 #pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
 
 #include "nn/parameter.h"
 #include "tensor/cpu/vectorize.h"

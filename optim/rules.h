@@ -3,7 +3,14 @@
 //
 // A new optimizer needs a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <type_traits>
 #include <variant>
+#include <vector>
 
 #include "nn/parameter.h"
 #include "tensor/math.h"

@@ -1,7 +1,11 @@
 // Token positions, and Ulysses attention.
 #include "parallel/context_parallel.h"
 
+#include <array>
+#include <cstdint>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "autograd/ops.h"
 

@@ -27,6 +27,8 @@
 //
 // Both sample the dropout masks of the one-rank run and differ from it only in rounding.
 #pragma once
+#include <cstdint>
+#include <vector>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"

@@ -1,6 +1,12 @@
 // Shard ranges, and transfers from and to rank 0.
 #include "parallel/data_layout.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "base/error.h"
 #include "optim/grad_norm.h"
 #include "tensor/ops/cross_entropy.h"

@@ -11,6 +11,9 @@
 // pad: the last owners have fewer elements or none, so the total bytes that owners store, receive and send do not
 // depend on their number.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "nn/parameter.h"

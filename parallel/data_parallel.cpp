@@ -19,6 +19,9 @@
 // Unlike PyTorch, which copies the parameters before every forward pass, this strategy copies them once per step, after
 // the update. Each rank accumulates its micro-batches; gradients are then reduced in rank order (in pairs if the
 // algorithm is tree), so the result is bitwise identical to DDP.
+#include <memory>
+#include <string>
+
 #include "base/error.h"
 #include "parallel/data_strategy.h"
 

@@ -7,6 +7,8 @@
 //
 // To clip gradients, call reduce() before update(), and unit_sums() (parallel/gradient_norm.h) between them.
 #pragma once
+#include <cstdint>
+#include <utility>
 
 #include "autograd/var.h"
 #include "optim/optimizer.h"

@@ -1,7 +1,13 @@
 // Strategy selection and shared allocation.
 #include "parallel/data_strategy.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 

@@ -12,8 +12,15 @@
 // gradients are summed over ranks and micro-batches without another division.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <variant>
+#include <vector>
 
 #include "nn/module.h"
 #include "parallel/data_layout.h"

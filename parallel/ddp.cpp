@@ -1,6 +1,10 @@
 // Bucket formation and gradient hooks.
 #include "parallel/ddp.h"
 
+#include <cstdint>
+#include <memory>
+#include <vector>
+
 namespace tessera {
 
 Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, const DdpOptions& ddp)

@@ -15,6 +15,9 @@
 // buckets. All ranks send buckets in the same order, each when the step's last backward pass has completed all of its
 // gradients (including both uses of a tied weight).
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "parallel/data_strategy.h"
 
 namespace tessera {

@@ -26,6 +26,11 @@
 // mean over its own sequences and is clipped by its own norm. Inner SGD with outer rate 1 and no outer momentum is
 // local SGD; with H = 1 it equals DDP up to rounding. With context parallelism a replica is a group of context ranks,
 // which sum gradients in every step; each makes outer steps with the ranks of the same index in the other groups.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
 #include "parallel/cuda/outer_step.h"
 #include "parallel/data_strategy.h"
 #include "tensor/cpu/vectorize.h"

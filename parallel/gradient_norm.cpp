@@ -1,7 +1,11 @@
 // Exchange of block sums.
 #include "parallel/gradient_norm.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <numeric>
+#include <vector>
 
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"

@@ -3,6 +3,7 @@
 // For every sharding the summation order is that of optim/grad_norm.h: ranks exchange the sums of norm blocks, which no
 // shard splits, and each rank adds them in the order of the full unit.
 #pragma once
+#include <vector>
 
 #include "parallel/data_strategy.h"
 

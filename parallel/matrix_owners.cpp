@@ -1,7 +1,12 @@
 // Gathers shards to owners and returns updates.
 #include "parallel/matrix_owners.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "optim/muon.h"
 

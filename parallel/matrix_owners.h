@@ -16,6 +16,9 @@
 // twice the bytes of the shards that the owner lacks; over a tensor axis of t ranks (t - 1) t times the largest shard.
 // Liu et al. 2025, "Muon is scalable for LLM training", section 2.3, has the same volume.
 #pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "optim/optimizer.h"
 #include "parallel/data_strategy.h"

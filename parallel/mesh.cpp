@@ -1,6 +1,13 @@
 // Groups are splits of the world.
 #include "parallel/mesh.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
 namespace tessera {
 namespace {
 

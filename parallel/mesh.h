@@ -8,6 +8,12 @@
 //   pp 1  dp 0    4      5       mesh["pp"] of rank 5: ranks 1, 5
 //         dp 1    6      7       mesh.flat({"pp", "dp"}) of rank 5: ranks 1, 3, 5, 7
 #pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 

@@ -20,7 +20,11 @@
 //
 // A server adds in rank order and rounds once, independent of --all-reduce. Workers push once per step, after the last
 // backward pass; unlike DDP, communication does not overlap with it.
+#include <cstdint>
+#include <memory>
+
 #include "parallel/data_strategy.h"
+
 namespace tessera {
 
 class ParameterServer final : public DataStrategy {

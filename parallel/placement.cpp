@@ -1,6 +1,12 @@
 // The conversion table.
 #include "parallel/placement.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+
 namespace tessera {
 namespace {
 

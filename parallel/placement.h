@@ -20,6 +20,10 @@
 //   h = gelu(matmul(redistribute(x, tp, I, R), w1));     // w1 sharded by columns: h is S(1)
 //   y = redistribute(matmul(h, w2), tp, P, I);           // w2 sharded by rows
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"

@@ -1,4 +1,9 @@
 // Forward and backward hops around the ring.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "autograd/ops.h"
 #include "parallel/context_parallel.h"
 

@@ -3,7 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "autograd/fusion.h"
 #include "nn/adapters/lora.h"

@@ -29,6 +29,9 @@
 // With DeferredWeightGrads the reduction completes immediately, a gathered input is retained until dW is computed, and
 // the gradient of a row bias is reduced when it is computed, so all ranks must run deferred work in the same order.
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "nn/layers.h"
 #include "parallel/placement.h"

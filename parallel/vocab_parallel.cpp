@@ -1,4 +1,8 @@
 // Sharded lookup and cross-entropy.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/embedding.h"
 

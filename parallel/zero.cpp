@@ -1,6 +1,13 @@
 // Memory, reductions and gathers of the stages.
 #include "parallel/zero.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "autograd/parameter_memory.h"
 #include "base/error.h"
 #include "tensor/ops/elementwise.h"

@@ -56,7 +56,10 @@
 //
 // In stage 1 leaves have permanent buffers, and the reduction waits for the last micro-batch.
 #pragma once
+#include <cstdint>
 #include <deque>
+#include <memory>
+#include <vector>
 
 #include "parallel/data_strategy.h"
 

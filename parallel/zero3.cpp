@@ -7,6 +7,9 @@
 //
 //   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
 
+#include <algorithm>
+#include <utility>
+
 #include "autograd/ops.h"
 #include "autograd/parameter_memory.h"
 #include "parallel/zero.h"

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <variant>
 
 #include "base/error.h"
 #include "models/layout.h"

@@ -1,7 +1,11 @@
 // Cost model of this machine: a rank's times depend on the number of busy ranks.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "planner/memory.h"

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <map>
+#include <string_view>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"

@@ -2,6 +2,8 @@
 #include "planner/memory.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
 
 #include "models/layout.h"
 #include "planner/work.h"

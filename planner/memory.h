@@ -1,6 +1,7 @@
 // Memory and communication volume of a rank: closed forms and a dry run (train/expected_bytes.h, train/memory.h) for
 // Tessera's runs, the description (Software) for other frameworks.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <vector>
 

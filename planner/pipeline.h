@@ -1,6 +1,7 @@
 // Simulates a schedule: step time and activations in flight.
 #pragma once
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <tuple>

@@ -5,7 +5,11 @@
 //   Prediction p = predict(c);     // p.step_s, p.parts.bubble, p.memory[p.peak_rank].peak(), ...
 #pragma once
 #include <array>
+#include <cstdint>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "parallel/pipeline/simulate.h"
 #include "planner/case.h"

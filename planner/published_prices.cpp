@@ -4,6 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "planner/prices.h"

@@ -1,6 +1,7 @@
 // Kernels and messages of each pass of a layer, the embedding and the head, and communication of the data axis, derived
 // from sizes alone; planner/prices.h assigns times. Tessera's calls match models/decoder.h and nn/layers.cpp.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <vector>

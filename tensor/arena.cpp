@@ -7,13 +7,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <set>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "base/write_file.h"
 #include "tensor/cuda/gpus.h"

@@ -1,11 +1,15 @@
 // Memory regions: reserved address ranges, backed by memory on use.
 #pragma once
+#include <array>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <typeindex>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/device.h"

@@ -1,8 +1,11 @@
 // Shapes and strides of fixed capacity, so that views never allocate.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
+#include <string>
 
 #include "base/error.h"
 

@@ -1,8 +1,13 @@
 // Views and copies of tensors.
 #include "tensor/tensor.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <string>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/cuda/copy.h"

@@ -3,6 +3,13 @@
 // Unless documented otherwise, ops accept any strides and return new contiguous tensors from the arena of their first
 // argument, in its default category.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "tensor/arena.h"
 #include "tensor/dtype.h"

@@ -1,8 +1,16 @@
 // Sequences from files or the RNG, and a rank's token arrays.
 #include "train/batches.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "data/examples.h"

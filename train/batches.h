@@ -1,7 +1,14 @@
 // Batches: the sequences of a training step and their transfer to the device.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "data/dataset.h"
 #include "models/layout.h"

@@ -1,6 +1,15 @@
 // Rejects invalid plans with the field and the nearest valid value.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
 #include "base/error_list.h"
 #include "base/setting.h"
 #include "models/layout.h"

@@ -9,10 +9,13 @@
 //   });
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "data/jsonl.h"
 #include "data/text.h"

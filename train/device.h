@@ -1,5 +1,6 @@
 // Devices: the GPU, memory and kernels of a rank.
 #pragma once
+#include <string>
 
 #include "parallel/comm/communicator.h"
 #include "tensor/arena.h"

@@ -3,6 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "autograd/fusion.h"
 #include "base/error.h"
 

@@ -21,7 +21,15 @@
 // time; on rank 0 the batch's tokens.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <list>
 #include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "data/safetensors.h"
 #include "models/decoder.h"

@@ -1,5 +1,9 @@
 // Validation loss, and text generation.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
 
 #include "models/sample.h"
 #include "parallel/comm/communicator.h"

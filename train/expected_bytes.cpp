@@ -1,6 +1,19 @@
 // Sizes of model shards, and traffic of collectives.
 #include "train/expected_bytes.h"
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
 #include "models/layout.h"
 #include "nn/adapters/lora.h"
 #include "parallel/comm/call.h"

@@ -1,6 +1,9 @@
 // Closed forms that depend only on model sizes and plan: the parameters of each rank, and the traffic of all ranks, as
 // calls and bytes by axis and operation.
 #pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "models/language_model.h"
 #include "parallel/pipeline/schedule.h"

@@ -1,7 +1,15 @@
 // Closed forms of persistent memory, and peaks of the passes.
 #include "train/memory.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "optim/muon.h"

@@ -1,7 +1,11 @@
 // Memory of every rank of a plan, predicted before the ranks start: persistent state by closed forms (Rajbhandari et
 // al. 2020, section 5), the peak within a step by measure_stages().
 #pragma once
+#include <cstdint>
 #include <limits>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/memory_limit.h"
 #include "parallel/pipeline/schedule.h"

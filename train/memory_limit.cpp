@@ -1,6 +1,16 @@
 // Memory checks before a run, and a search for configurations that need less.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "train/memory.h"
 
 namespace tessera {

@@ -1,5 +1,11 @@
 // Partitions the model before memory is allocated.
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
 #include "parallel/pipeline/validate.h"
 #include "train/trainer.h"
 

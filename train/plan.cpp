@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <string>
+#include <string_view>
+
 #include "base/error.h"
 #include "base/setting_json.h"
 #include "train/device.h"

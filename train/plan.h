@@ -6,6 +6,10 @@
 //   plan_from_json(to_json(plan)) == plan;              // {"pp": 2, "dp": 2, ..., "schedule": "zb-h1", ...}
 //   to_text(plan) == "pp=2 dp=2 tp=2 zero=1 schedule=zb-h1 microbatches=8";
 #pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "models/language_model.h"
 #include "parallel/comm/launch.h"

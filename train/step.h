@@ -1,5 +1,10 @@
 // Training steps: reports, agreement between ranks, and GPU steps without host synchronization.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 #include "train/config.h"

@@ -3,6 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 #include "tensor/ops/elementwise.h"

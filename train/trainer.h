@@ -1,6 +1,12 @@
 // One rank of a training run. All plans share one code path: an axis of size 1 costs nothing, and a run without
 // pipeline parallelism is a pipeline of one stage.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
 
 #include "data/token_file.h"
 #include "parallel/data_step.h"

@@ -1,7 +1,13 @@
 // Usage summed over all ranks.
 #include "train/usage.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/trace.h"
 #include "train/trainer.h"

@@ -1,5 +1,10 @@
 // Communication and memory usage of a run over all ranks.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 

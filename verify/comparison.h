@@ -1,5 +1,8 @@
 // Step-by-step comparison of a run with the oracle, and its tolerance.
 #pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "optim/optimizer.h"
 #include "verify/verify.h"

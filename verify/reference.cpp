@@ -1,7 +1,11 @@
 // A serial run with plain loops for every sum over ranks.
 #include "verify/reference.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <vector>
 
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"

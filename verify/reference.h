@@ -10,6 +10,9 @@
 // The order over ranks is documented in the algorithm's file. The oracle shares only the model, the kernels and the
 // optimizer with the code under test.
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/data_strategy.h"

@@ -1,6 +1,12 @@
 // Serial runs of all replicas, and outer steps from their mean.
 #include "verify/replicas.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
 namespace tessera {
 namespace {
 

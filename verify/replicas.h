@@ -2,6 +2,9 @@
 // and plain loops for the outer steps; a single serial run for any other plan. Ranks of the context axis form one
 // replica.
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "verify/reference.h"
 

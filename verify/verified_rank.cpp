@@ -1,6 +1,14 @@
 // A rank of the plan, compared with the oracle step by step.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tensor/ops/matmul/cuda/gemm.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"

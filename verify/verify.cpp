@@ -3,8 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
 #include <numeric>
 #include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/comm/launch.h"

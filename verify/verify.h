@@ -17,6 +17,12 @@
 // the simulated clock. The plan must also be exercised: ranks communicate and hold the shards that it specifies, and
 // after forty steps the loss is lower.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "train/expected_bytes.h"
 #include "train/memory.h"

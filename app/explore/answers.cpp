@@ -1,7 +1,17 @@
 // Converts a query to a JSON case, which the planner's reader validates.
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "app/explore/explore.h"
 #include "base/setting_json.h"

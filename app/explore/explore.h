@@ -9,7 +9,11 @@
 // silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
 // pages and, against DNS rebinding, requests whose Host header does not name this server.
 #pragma once
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/plan/plan.h"
 

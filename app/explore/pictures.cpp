@@ -1,4 +1,12 @@
 // HTML and SVG of a prediction and a ranking.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "app/explore/explore.h"
 #include "app/output.h"
 #include "planner/case_json.h"

@@ -2,6 +2,10 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
 #include "app/commands.h"
 #include "app/signals.h"
 

@@ -1,7 +1,16 @@
 // The command `plan`.
 #include "app/plan/plan.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/output.h"

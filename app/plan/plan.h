@@ -1,6 +1,12 @@
 // The command `plan`: searches for plans, predicts and measures plans, and calibrates this machine.
 #pragma once
+#include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/options.h"
 #include "app/report/drawing.h"

@@ -1,5 +1,12 @@
 // The planner's answer as text, JSON lines and an HTML page; layouts as options of `train`.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/plan/plan.h"
 #include "app/report/report.h"

@@ -1,6 +1,14 @@
 // Rows of `bench`: a table and a figure per group, for one side or a comparison of two.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "app/report/report.h"
 #include "base/json.h"

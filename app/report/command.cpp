@@ -1,5 +1,13 @@
 // Predicted plans as records for reproducible figures.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
 #include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/plan/plan.h"

@@ -1,5 +1,14 @@
 // Comparison of two runs; the flight record of a failed run.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/report/report.h"
 #include "base/json.h"

@@ -1,5 +1,13 @@
 // Figures of runs, with scales shared by several runs.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/report/report.h"
 

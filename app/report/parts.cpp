@@ -1,7 +1,17 @@
 // The parts of a run's report.
+#include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/output.h"
 #include "app/report/report.h"

@@ -1,6 +1,16 @@
 // Reads and validates the files of `train --trace`.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/report/report.h"
 #include "app/train/output.h"

@@ -1,5 +1,14 @@
 // Reports on runs and `bench` rows; figures of runs and plans.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "app/options.h"
 #include "app/report/drawing.h"
 #include "parallel/pipeline/simulate.h"

@@ -1,5 +1,14 @@
 // Pretrained models from runs, checkpoints, Hugging Face folders, llm.c files, and PEFT folders with a base.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "app/options.h"
 #include "hub/gptq_format.h"
 #include "train/checkpoint/state.h"

@@ -5,12 +5,23 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "tensor/cpu/vectorize.h"
 

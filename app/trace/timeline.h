@@ -1,5 +1,11 @@
 // Logs of ranks, gathered on rank 0.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "app/train/output.h"
 
 namespace tessera {

@@ -1,6 +1,16 @@
 // The output of `train`.
 #include "app/train/output.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "app/plan_json.h"
 #include "app/resolve.h"
 #include "app/signals.h"

@@ -1,5 +1,12 @@
 // What `train` prints about its run.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "app/options.h"
 #include "app/output.h"
 #include "train/run/run.h"

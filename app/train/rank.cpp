@@ -1,6 +1,13 @@
 // One rank of `train`: the run, its timeline and its summary.
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"

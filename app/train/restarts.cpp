@@ -1,12 +1,27 @@
 // The launcher of `train --restarts`.
 #include "app/train/restarts.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "app/output.h"
 #include "app/resolve.h"

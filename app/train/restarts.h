@@ -9,6 +9,12 @@
 // is unchanged and the run continues as if resumed under another layout. Permanent failures are not retried: errors of
 // the command line, input files or outputs, and a non-finite loss.
 #pragma once
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app/options.h"
 

@@ -1,6 +1,16 @@
 // The command `train`.
 #include "app/train/train.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "app/commands.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"

@@ -1,7 +1,14 @@
 // Forward passes and vjps of expert ops.
 #include "autograd/experts/ops.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "autograd/fusion.h"
 

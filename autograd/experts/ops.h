@@ -1,5 +1,8 @@
 // Mixture-of-experts ops on Vars; the kernels are in tensor/ops/experts/.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "autograd/var.h"
 #include "tensor/ops/experts/experts.h"

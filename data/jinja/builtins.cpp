@@ -1,8 +1,19 @@
 // Tables of filters, tests, functions and methods.
 #include <utf8proc.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <ctime>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/utf8.h"

@@ -1,6 +1,13 @@
 // Chat templates of models.
 #include <algorithm>
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "data/jinja/template.h"

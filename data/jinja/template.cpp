@@ -1,8 +1,20 @@
 // The parser, which compiles a template to functions that print it.
 #include "data/jinja/template.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/utf8.h"

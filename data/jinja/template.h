@@ -9,6 +9,13 @@
 // lstrip_blocks), undefined values and the sandbox (only namespaces are mutable). Anything else is rejected with its
 // line. Case mapping is per character except for the sharp s of `upper`; integers have 64 bits.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/jinja/value.h"
 #include "data/jsonl.h"

@@ -3,9 +3,16 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/utf8.h"

@@ -1,12 +1,17 @@
 // Template values, with Python's semantics as far as templates can observe them.
 #pragma once
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <variant>
+#include <vector>
 
 #include "base/error.h"
 

@@ -1,8 +1,19 @@
 // Tokenizers described by the components of the `tokenizers` library's tokenizer.json: byte-level BPE with any pattern,
 // BPE over characters with byte fallback (Llama 2, Mistral), and Tessera's own.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "data/tokenizer.h"
 #include "data/tokenizer/bpe.h"

@@ -2,7 +2,16 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/utf8.h"

@@ -20,10 +20,19 @@
 // LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json, a class builds one from
 // vocab.json and merges.txt and defines the default special tokens at the beginning and end.
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstdint>
+#include <filesystem>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/files.h"

@@ -1,7 +1,16 @@
 // Parses tokenizer.json and the files next to it.
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/files.h"

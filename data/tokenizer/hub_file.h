@@ -1,6 +1,8 @@
 // A parsed tokenizer.json with its vocabulary extracted.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "base/json.h"
 

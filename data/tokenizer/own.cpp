@@ -1,9 +1,19 @@
 // Tessera's own tokenizers: descriptions, files, training.
 
 #include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <queue>
 #include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/files.h"

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <ctime>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/utf8.h"

@@ -1,6 +1,13 @@
 // Grader of the global gradient norm: gradients of ones, and a training step compared with one rank.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "lab/compare.h"
 #include "models/decoder.h"
 #include "optim/grad_norm.h"

@@ -1,6 +1,19 @@
 // Graders of collectives: inputs of all ranks, and results of typical mistakes.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
 #include "lab/compare.h"
 #include "tensor/random.h"
 

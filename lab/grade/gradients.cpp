@@ -1,6 +1,15 @@
 // Graders of DDP and ZeRO: reduced gradients, updated parameters, bytes, memory, and the launch times of buckets.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "lab/compare.h"
 #include "models/decoder.h"
 #include "train/batches.h"

@@ -4,7 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
 #include <regex>
+#include <string>
+#include <vector>
 
 #include "lab/exercise.h"
 #include "parallel/pipeline/simulate.h"

@@ -1,6 +1,15 @@
 // Graders of ring attention (compared with plain attention in double) and expert parallelism.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "lab/compare.h"
 #include "parallel/experts/expert_parallel.h"
 

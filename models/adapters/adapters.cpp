@@ -1,6 +1,14 @@
 // Adapter targets, adapters, and 4-bit layers.
 #include "models/adapters/adapters.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/error.h"
 #include "nn/quantize/packed.h"
 

@@ -8,6 +8,11 @@
 // With experts, only attention has adapters. Everything else, including experts and routers, is frozen, so strategies
 // reduce and store only adapter state. As in QLoRA, only linear layers within decoder layers are 4-bit.
 #pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "models/language_model.h"
 #include "nn/adapters/lora.h"

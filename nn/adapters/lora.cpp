@@ -1,6 +1,11 @@
 // Low-rank matmuls in addition to a layer's own.
 #include "nn/adapters/lora.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+
 namespace tessera {
 
 namespace {

@@ -6,6 +6,8 @@
 // An adapter may cover a range of W's rows, such as q or v of a fused [q | k | v]. Cost: rank / out + rank / in of W's
 // FLOPs.
 #pragma once
+#include <cstdint>
+#include <functional>
 
 #include "nn/layers.h"
 

@@ -1,6 +1,14 @@
 // Routing, and execution of the experts on their rows.
 #include "nn/experts/experts.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "base/error.h"
 
 namespace tessera {

@@ -10,6 +10,10 @@
 // parameters are gathered per unit (Module::may_fuse). An expert's gradient is computed per rank and micro-batch and
 // then accumulated, regardless of the expert's rank.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "autograd/experts/ops.h"
 #include "nn/layers.h"

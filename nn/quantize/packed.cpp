@@ -1,7 +1,10 @@
 // Sharding and dequantization of 4-bit matrices.
 #include "nn/quantize/packed.h"
 
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <string>
 
 #include "base/error.h"
 

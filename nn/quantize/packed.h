@@ -5,6 +5,8 @@
 //   matmul      x W^T: W is dequantized to the dtype of x into workspace, and freed after the matmul
 //   backward    dy W: W is dequantized again; W has no gradient
 #pragma once
+#include <memory>
+#include <vector>
 
 #include "nn/module.h"
 #include "tensor/ops/quantize/quantize.h"

@@ -1,5 +1,7 @@
 // Sixteen threads per norm block, one per lane; one thread per group of block sums; one thread that sums groups.
 #include <algorithm>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "optim/grad_norm.h"

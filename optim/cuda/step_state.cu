@@ -1,6 +1,8 @@
 // A single thread combines the results of a step.
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <span>
 
 #include "optim/cuda/step_state.h"

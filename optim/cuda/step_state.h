@@ -7,6 +7,8 @@
 // All but set() and found() are queued on the arena's stream. Ranks all-reduce contributions() before close(), so they
 // have the same scalars and make the same decision.
 #pragma once
+#include <cstdint>
+#include <memory>
 
 #include "optim/optimizer.h"
 #include "tensor/tensor.h"

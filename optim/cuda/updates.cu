@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
+#include <utility>
+#include <variant>
 
 #include "optim/muon.h"
 #include "optim/rules.h"

@@ -25,9 +25,18 @@
 //
 // A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "optim/optimizer.h"
 #include "parallel/async/push_log.h"

@@ -1,6 +1,11 @@
 // Algorithm dispatch, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "parallel/comm/memory.h"
 
 namespace tessera {

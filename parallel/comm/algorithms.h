@@ -6,6 +6,10 @@
 //   root     everything to rank 0, which adds in rank order and sends the sum back
 //   native   the library's own (MPI, NCCL)
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
 
 #include "parallel/comm/transport.h"
 

@@ -1,5 +1,7 @@
 // All-to-all with even or uneven chunks: n - 1 steps, in each of which a rank sends to the rank `step` places after it.
+#include <cstdint>
 #include <numeric>
+#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"

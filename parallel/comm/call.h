@@ -1,6 +1,12 @@
 // One communication call, with raw memory.
 #pragma once
+#include <array>
 #include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/dtype.h"

@@ -3,8 +3,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <exception>
+#include <functional>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/comm/cuda/streams.h"

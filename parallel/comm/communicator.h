@@ -16,7 +16,18 @@
 // All functions throw CommError with rank, axis, operation and bytes if a rank fails, times out, or requests a
 // different operation. A communicator may be used by one thread at a time.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <future>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/wait.h"

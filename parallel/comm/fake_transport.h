@@ -1,6 +1,11 @@
 // A single rank of a world of any size whose other ranks do not exist. No data is moved and results keep their previous
 // contents, but calls and bytes sent are counted, so the traffic of a thousand-rank plan can be computed on a laptop.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "parallel/comm/algorithms.h"

@@ -12,7 +12,16 @@
 // other backend with one GPU each.
 #pragma once
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "parallel/comm/communicator.h"

@@ -1,6 +1,13 @@
 // Host barrier and in-place collectives.
 #include "parallel/comm/meeting.h"
 
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+
 #include "parallel/comm/memory.h"
 
 namespace tessera {

@@ -2,6 +2,12 @@
 //
 //   post the call | raise own flag | wait for all other flags | compare the posts | ... | next barrier
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/transport.h"
 

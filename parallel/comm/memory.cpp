@@ -1,7 +1,12 @@
 // CPU reductions use tiles that fit the L1 cache.
 #include "parallel/comm/memory.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "parallel/comm/cuda/streams.h"
 #include "tensor/cpu/vectorize.h"

@@ -1,5 +1,9 @@
 // Memory operations of collectives: synchronous on the host, queued on the stream of the rank's arena on a GPU.
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "parallel/comm/transport.h"
 #include "tensor/arena.h"

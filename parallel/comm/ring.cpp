@@ -7,6 +7,8 @@
 // summed in the order of ranks c + 1, c + 2, ..., n - 1, 0, ..., c, each addition rounded to the dtype, so results
 // depend on chunk boundaries. Each rank sends all but one chunk in each half, 2 (n - 1) / n of the array for an
 // all-reduce.
+#include <cstdint>
+
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"
 

@@ -6,6 +6,8 @@
 //
 // Summation order: rank order, in float32, rounded once; bitwise identical to the direct exchange. The root receives
 // and sends n - 1 arrays; every other rank sends and receives one.
+#include <cstdint>
+
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"
 

@@ -5,8 +5,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"

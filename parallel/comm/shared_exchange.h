@@ -1,6 +1,12 @@
 // A rank publishes the location of its arrays (SharedArrayRef), and its peers map the underlying file (tensor/arena.h,
 // shared_region()) once.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <vector>
 
 #include "parallel/comm/meeting.h"
 #include "tensor/arena.h"

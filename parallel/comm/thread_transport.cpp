@@ -1,9 +1,19 @@
 // In-place direct exchange, and mailboxes.
 #include "parallel/comm/thread_transport.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <span>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"

@@ -1,6 +1,16 @@
 // Ranks as threads of one process.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/meeting.h"

@@ -3,9 +3,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <ctime>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <string>
+#include <vector>
 
 namespace tessera {
 

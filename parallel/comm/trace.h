@@ -1,9 +1,19 @@
 // Two records of a rank's activity: the trace, for timelines, and the flight recorder, for failures.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <deque>
+#include <functional>
 #include <future>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/call.h"
 #include "tensor/arena.h"

@@ -3,6 +3,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/trace.h"

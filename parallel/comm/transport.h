@@ -16,8 +16,16 @@
 //        |
 //        +--> native()            a library's collective: MPI, NCCL
 #pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/wait.h"

@@ -7,6 +7,8 @@
 // Summation order, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to the
 // dtype; if the number of ranks is not a power of two, missing ranks are skipped. Every rank but the root sends its
 // array up once; n - 1 arrays are sent down in total.
+#include <cstdint>
+
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"
 

@@ -1,4 +1,6 @@
 // One thread per element suffices because outer steps are rare.
+#include <cstdint>
+
 #include "optim/rules.h"
 #include "parallel/cuda/outer_step.h"
 #include "tensor/cuda/loops.cuh"

@@ -1,7 +1,16 @@
 // Exchange of row counts, then of rows.
 #include "parallel/experts/expert_parallel.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "parallel/tensor_parallel.h"
 #include "tensor/cpu/vectorize.h"

@@ -19,6 +19,9 @@
 // An expert's gradient is computed separately for the rows of each rank and accumulated in rank order, so the sharding
 // of experts affects the result only through the order in which groups of ranks are added.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "nn/experts/experts.h"
 #include "parallel/context_parallel.h"

@@ -1,6 +1,10 @@
 // Execution of actions.
 #include "parallel/pipeline/runtime.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 #include "base/error.h"
 #include "parallel/pipeline/validate.h"
 

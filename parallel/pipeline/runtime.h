@@ -12,6 +12,7 @@
 // accumulate the gradients of micro-batches in ascending order, so results are bitwise identical to one rank that
 // processes them sequentially.
 #pragma once
+#include <map>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"

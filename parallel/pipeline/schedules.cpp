@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/pipeline/validate.h"

@@ -17,6 +17,10 @@
 // F to its B or W, in units of a rank's layers (a chunk counts 1/v).
 #pragma once
 #include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 

@@ -2,8 +2,10 @@
 #include "parallel/pipeline/simulate.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "base/error.h"
 #include "parallel/pipeline/validate.h"

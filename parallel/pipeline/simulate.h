@@ -12,6 +12,8 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 

@@ -7,6 +7,8 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 

@@ -1,6 +1,11 @@
 // Distribution of elementwise work over threads.
 #include "tensor/cpu/loops.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <span>
+
 namespace tessera::cpu {
 void for_each_row(std::span<const Tensor* const> operands, const std::function<void(const Row&)>& f) {
   const MergedDims m = merged_dims(operands);

@@ -1,6 +1,12 @@
 // Elementwise loops over broadcast, strided operands; contiguous dims are merged.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
 #include <tuple>
+#include <utility>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"

@@ -4,7 +4,11 @@
 // An arena on a GPU owns one context (Arena::local). A released block may be allocated again while queued kernels use
 // it, because the next write is queued after them.
 #pragma once
+#include <array>
 #include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
 
 #include "tensor/cuda/runtime.h"
 #include "tensor/tensor.h"

@@ -1,4 +1,7 @@
 // Copies, conversions and fills on a GPU.
+#include <cstdint>
+#include <memory>
+
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/cuda/loops.cuh"

@@ -1,5 +1,8 @@
 // Copies and fills on a GPU, and transfers between host and GPU.
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
 
 #include "tensor/tensor.h"
 

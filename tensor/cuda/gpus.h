@@ -1,5 +1,9 @@
 // GPUs, their memory regions and CUDA graphs, without CUDA headers.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
 
 #include "tensor/arena.h"
 

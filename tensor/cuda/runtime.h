@@ -2,6 +2,10 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 #include "base/error.h"
 
 namespace tessera::cuda {

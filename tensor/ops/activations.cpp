@@ -2,6 +2,10 @@
 // count.
 #include "tensor/ops/activations.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
 #include "tensor/cpu/loops.h"
 
 namespace tessera {

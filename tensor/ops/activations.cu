@@ -1,4 +1,6 @@
 // Bias and GELU on a GPU, bitwise identical to the CPU.
+#include <cstdint>
+
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/activations.h"
 

@@ -1,7 +1,10 @@
 // CPU implementation: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <string>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

@@ -4,6 +4,7 @@
 // like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise arithmetic
 // rather than bandwidth would bound the kernels.
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 

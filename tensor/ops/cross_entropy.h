@@ -1,5 +1,7 @@
 // Vocabulary shards.
 #pragma once
+#include <algorithm>
+#include <cstdint>
 
 #include "tensor/ops/matmul/matmul.h"
 

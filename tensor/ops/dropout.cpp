@@ -1,6 +1,10 @@
 // One Philox block serves four adjacent elements in global order.
 #include "tensor/ops/dropout.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {

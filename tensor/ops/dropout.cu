@@ -1,5 +1,8 @@
 // If four adjacent elements in memory are adjacent in global order, each thread generates the Philox blocks that its
 // elements share; otherwise one block per element.
+#include <algorithm>
+#include <cstdint>
+
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/dropout.h"
 

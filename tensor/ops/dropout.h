@@ -1,6 +1,8 @@
 // Inverted dropout (Srivastava et al. 2014) with a counter-based RNG: the mask is a function of (stream, step, global
 // logical index), so any rank generates its shard under any partition, and recomputation reproduces it.
 #pragma once
+#include <cstdint>
+#include <span>
 
 #include "tensor/random.h"
 #include "tensor/tensor.h"

@@ -1,6 +1,9 @@
 // Argument checks and CPU loops of the elementwise ops.
 #include "tensor/ops/elementwise.h"
 
+#include <string>
+#include <tuple>
+
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/reduce.h"
 

@@ -1,6 +1,8 @@
 // Elementwise ops, each defined once. The CPU loop, autograd binding, tests, micro-benchmarks and CUDA kernel iterate
 // over these lists: a new op needs one struct and one list entry.
 #pragma once
+#include <cstdint>
+
 #include "tensor/math.h"
 
 namespace tessera {

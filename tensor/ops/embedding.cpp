@@ -1,6 +1,10 @@
 // The gradient is split by columns, so that no two threads accumulate into one element.
 #include "tensor/ops/embedding.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
 #include "tensor/cpu/loops.h"
 
 namespace tessera {

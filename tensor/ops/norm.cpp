@@ -1,6 +1,11 @@
 // Threads split the rows; gradients of gamma and beta are split by columns.
 #include "tensor/ops/norm.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"

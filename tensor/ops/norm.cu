@@ -1,4 +1,6 @@
 // A row stays in its threads' registers between one read and one write, so statistics need no extra pass over memory.
+#include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 

@@ -1,6 +1,10 @@
 // Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 

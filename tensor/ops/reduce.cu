@@ -1,5 +1,8 @@
 // Training steps use only sum_rows(), for bias gradients; the other sums use the CPU's order and are bitwise identical
 // to it.
+#include <algorithm>
+#include <cstdint>
+
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/reduce.h"
 

@@ -1,7 +1,12 @@
 // RoPE frequencies, tables and rotation.
 #include "tensor/ops/rotary.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <numbers>
+#include <string>
+#include <vector>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

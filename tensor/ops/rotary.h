@@ -4,6 +4,8 @@
 //   one head, D = 8      x0 x1 x2 x3 | x4 x5 x6 x7
 //   pairs                (x0, x4) (x1, x5) (x2, x6) (x3, x7); the first rotates fastest
 #pragma once
+#include <cstdint>
+#include <vector>
 
 #include "tensor/tensor.h"
 

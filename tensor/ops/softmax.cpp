@@ -1,7 +1,9 @@
 // CPU threads split the rows.
 #include "tensor/ops/softmax.h"
 
+#include <cstdint>
 #include <limits>
+#include <string>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

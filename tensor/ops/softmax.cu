@@ -1,5 +1,7 @@
 // A row stays in its threads' registers between one read and one write.
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <limits>
 
 #include "tensor/cuda/rows.cuh"

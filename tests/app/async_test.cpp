@@ -1,6 +1,10 @@
 // Interrupted, killed and resumed asynchronous runs: a replay is bitwise identical to an uninterrupted one; without a
 // replay, workers synchronize at a common step, from which any plan can resume.
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "parallel/async/push_log.h"
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"

@@ -1,7 +1,19 @@
 // The rows of `tessera bench`: names, consistency of the numbers, and bytes compared with the closed forms.
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
 #include <random>
+#include <regex>
 #include <set>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "app/report/report.h"
 #include "bench/ranks.h"

@@ -1,6 +1,9 @@
 // The scalars of a run by tag, from metrics.jsonl and from TensorBoard's own reader.
 #pragma once
+#include <cstdint>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "tests/app/program.h"
 #include "tests/support/python.h"

@@ -23,8 +23,17 @@
 
 #include <sched.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <regex>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "tests/app/program.h"
 #include "tests/support/draw.h"

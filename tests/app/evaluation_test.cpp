@@ -1,5 +1,13 @@
 // generate and evaluate: same texts and losses under every plan, in a batch and alone.
 
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "data/tokenizer/described.h"
 #include "tests/app/program.h"
 #include "tests/support/direct_loss.h"

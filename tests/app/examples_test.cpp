@@ -1,4 +1,11 @@
 // The schedule of examples/: it is valid, has the documented properties, and trains like one rank.
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "app/resolve.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"

@@ -1,5 +1,21 @@
 // All reported numbers of a run, compared with values computed by hand.
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <clocale>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
 
 #include "app/report/report.h"
 #include "app/train/output.h"

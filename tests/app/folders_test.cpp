@@ -4,6 +4,13 @@
 #include <sys/sysmacros.h>
 
 #include <cstring>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "app/signals.h"
 #include "data/safetensors.h"

@@ -1,6 +1,12 @@
 // Convenience options: epochs and fractions in place of steps, a separate validation file, early stopping; and changes
 // of an initial model: new tokens, another end token, a shorter context.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/safetensors.h"
 #include "tests/app/program.h"

@@ -1,7 +1,14 @@
 // A training run that is killed repeatedly, mostly while it writes a checkpoint, and resumed after each kill: it loses
 // nothing, leaves no incomplete files, and is bitwise identical to an uninterrupted run.
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "tensor/random.h"
 #include "tests/app/curves.h"

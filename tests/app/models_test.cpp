@@ -1,5 +1,14 @@
 // Import and export of models: checkpoint import, export and inspect, and train --init.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 

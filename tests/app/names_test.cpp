@@ -2,8 +2,13 @@
 // the schedules and the closed forms.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <regex>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "app/report/report.h"
 #include "parallel/pipeline/schedules.h"

@@ -2,9 +2,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "app/resolve.h"
 #include "app/run/pretrained.h"

@@ -1,6 +1,9 @@
 // Command lines, parsed by the program's own parser.
 #pragma once
 #include <iomanip>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "app/commands.h"
 #include "tests/support/errors.h"

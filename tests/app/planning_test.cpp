@@ -1,5 +1,13 @@
 // The command `plan`: text and JSON output.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "app/plan/plan.h"
 #include "models/decoder.h"

@@ -1,9 +1,13 @@
 // End-to-end tests, which run the program.
 #include "tests/app/program.h"
 
+#include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <regex>
+#include <string>
+#include <vector>
 
 namespace tessera {
 namespace {

@@ -1,5 +1,9 @@
 // Prompts and rows for foreign models: begin and end tokens as in transformers 5.24 and torch 2.15, on the fixture, a
 // small Llama whose tokenizer prepends <s>.
+#include <cstdlib>
+#include <map>
+#include <string>
+
 #include "tests/app/program.h"
 #include "tests/data/support.h"
 

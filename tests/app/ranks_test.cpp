@@ -1,7 +1,11 @@
 // Several ranks: Ctrl-C, non-finite values, unwritable files and invalid plans, each with a one-line error and its
 // status, under every strategy.
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
 #include <map>
 #include <regex>
+#include <string>
 
 #include "parallel/comm/launch.h"
 #include "tests/app/layouts.h"

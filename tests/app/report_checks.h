@@ -1,6 +1,13 @@
 // Checks of HTML pages, and of `tessera report --format text` against report.json and trace.json.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <regex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "app/resolve.h"
 #include "tests/app/program.h"

@@ -1,6 +1,16 @@
 // `train --trace` and `tessera report`: consistency of the files with each other and with the run.
 #include "app/report/report.h"
 
+#include <array>
+#include <cstdint>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "app/trace/timeline.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"

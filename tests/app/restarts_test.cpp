@@ -2,7 +2,17 @@
 // fewer hosts reduce the number of data ranks, and a signal to the launcher ends everything.
 #include "app/train/restarts.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "data/safetensors.h"
 #include "tests/app/program.h"

@@ -1,5 +1,8 @@
 // Terminal output: control sequences in generated text, files and names are escaped, but passed unchanged to pipes.
 
+#include <string>
+#include <string_view>
+
 #include "tests/app/program.h"
 
 namespace tessera {

@@ -2,6 +2,14 @@
 // ops (matmuls, sums and elementwise ops, which the op table compares with scalar loops): values and all gradients,
 // accumulated over two passes.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "tests/autograd/op_table.h"
 
 namespace tessera::test {

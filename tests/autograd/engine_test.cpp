@@ -1,6 +1,19 @@
 // The engine: accumulation, hooks, deferral, recomputation, no-grad, and errors; deferred weight gradients; deferred
 // residual sums, and row sums that accompany gradients.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "autograd/fusion.h"
 #include "autograd/ops.h"
 #include "autograd/parameter_memory.h"

@@ -2,7 +2,14 @@
 // visible only in the backward pass, and memory is limited to one block. Mixture-of-experts ops: independence of rows,
 // router losses, errors.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "autograd/experts/ops.h"
 #include "autograd/ops.h"

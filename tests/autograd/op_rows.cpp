@@ -1,6 +1,14 @@
 // Rows of the op table: row-wise ops, matmuls, attention and its preparation, and mixture-of-experts ops.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "autograd/experts/ops.h"
 #include "tests/autograd/op_table.h"

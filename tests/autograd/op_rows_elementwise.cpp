@@ -1,6 +1,13 @@
 // Rows of the op table: every elementwise op of the lists, with broadcasting, and shape ops.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "tests/autograd/op_table.h"
 

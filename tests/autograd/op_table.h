@@ -1,6 +1,12 @@
 // The op table: one row per op, each a generator of random problems with an independent float64 reference.
 // op_table_test.cpp runs every check on every row.
 #pragma once
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "tests/support/tensors.h"

@@ -3,7 +3,14 @@
 // GPU; bfloat16 rounding; and a microbenchmark for each.
 #include "tests/autograd/op_table.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "bench/op_bench.h"
 #include "tests/support/gpu.h"

@@ -1,5 +1,12 @@
 // Descriptors of a sample struct: accepted and rejected values, and all representations of a value.
 
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/setting_json.h"
 #include "tests/support/errors.h"
 

@@ -3,6 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <iostream>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "tests/conventions/sources.h"
 
@@ -186,7 +194,7 @@ std::string names_an_option(const Source& source) {
   static const std::regex option("--[a-z]");
   if (!source.is_code() || !libraries.contains(source.folder())) return "";
   for (const std::string& literal : find_literals(source.text))
-    if (std::regex_search(literal, option) && literal != "--connect-timeout" &&         // curl's
+    if (std::regex_search(literal, option) && literal != "--connect-timeout" &&      // curl's
         literal.find("can be read by tessera train --config") == std::string::npos)  // the heading of config.toml
       return "contains \"" + literal + "\"; expected the name of a field between backticks";
   return "";

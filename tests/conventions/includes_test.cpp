@@ -3,6 +3,14 @@
 // proves that it can fail.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "tests/conventions/sources.h"
 
 namespace tessera::conventions {

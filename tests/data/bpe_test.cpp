@@ -1,5 +1,20 @@
 // Byte-level BPE: alphabet, pieces, training and encoding against naive implementations, files.
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"

@@ -1,6 +1,11 @@
 // Texts in many scripts for the tests of byte-level BPE: one for training, and one that training does not see.
 #pragma once
+#include <array>
+#include <cstdint>
 #include <iterator>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "base/utf8.h"
 #include "tensor/random.h"

@@ -1,5 +1,18 @@
 // Datasets: creation, caching, opening, errors; and the built-in texts.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "data/mixture.h"
 #include "tests/data/support.h"
 

@@ -1,7 +1,14 @@
 // Event files, compared bytewise with the messages and frames of TensorBoard 2.21's protobuf and TFRecord libraries.
 #include "data/event_file.h"
 
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/data/support.h"
 

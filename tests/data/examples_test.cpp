@@ -1,7 +1,18 @@
 // Examples for fine-tuning: tokens and targets.
 #include "data/examples.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/jinja/template.h"
 #include "tests/data/support.h"

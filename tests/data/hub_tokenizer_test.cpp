@@ -1,7 +1,17 @@
 // Hugging Face tokenizers: the same tokens as the library `tokenizers`, and rejected files.
 #include <regex.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "base/utf8.h"
 #include "data/dataset.h"

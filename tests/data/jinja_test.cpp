@@ -1,4 +1,11 @@
 // Chat templates: the language against python3-jinja2, its bounds, and models' own templates applied to examples.
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
 #include "data/jinja/template.h"
 #include "tests/data/support.h"
 #include "tests/support/python.h"

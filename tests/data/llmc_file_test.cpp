@@ -1,6 +1,13 @@
 // llm.c's token files, strictly validated, and datasets of them; datasets with byte-level BPE.
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <initializer_list>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "data/examples.h"
 #include "data/tokenizer/described.h"

@@ -1,6 +1,13 @@
 // Rows of JSON files as other programs write them, and the files of examples that a name denotes.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "data/examples.h"
 #include "tests/data/support.h"
 

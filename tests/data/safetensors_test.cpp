@@ -1,6 +1,15 @@
 // The safetensors format: round trips, the reference reader, and rejection of malformed files.
 #include "data/safetensors.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "tensor/random.h"
 #include "tests/data/support.h"
 #include "tests/support/python.h"

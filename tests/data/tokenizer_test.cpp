@@ -1,4 +1,12 @@
 // Tokenizers, their JSON, and the strict JSON reader.
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/json.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"

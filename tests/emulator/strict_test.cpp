@@ -2,8 +2,17 @@
 // that only it can check: failures that leave no last error in the runtime, passes over logits, and launch counts.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "models/decoder.h"
 #include "parallel/comm/cuda/streams.h"

@@ -1,4 +1,6 @@
 // vocab.json and merges.txt, separated by a line "%": accepted files encode and decode any bytes and round-trip.
+#include <string_view>
+
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"
 

@@ -1,4 +1,7 @@
 // The configuration file: accepted options round-trip through TOML.
+#include <string>
+#include <string_view>
+
 #include "app/resolve.h"
 #include "tests/fuzz/target.h"
 

@@ -1,4 +1,7 @@
 // dataset.json, the description next to a dataset's token files.
+#include <string>
+#include <string_view>
+
 #include "data/dataset.h"
 #include "tests/fuzz/target.h"
 

@@ -1,6 +1,10 @@
 // A file of examples, possibly compressed: rows, shapes and templates. Every valid example renders in each template but
 // one, with a response.
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/jsonl.h"
 #include "data/text.h"

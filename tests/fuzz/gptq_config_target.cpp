@@ -1,4 +1,6 @@
 // The GPTQ configuration: an accepted one round-trips.
+#include <string_view>
+
 #include "hub/gptq_format.h"
 #include "tests/fuzz/target.h"
 

@@ -1,5 +1,11 @@
 // A GPTQ layer in a safetensors file: an accepted layer decodes to the values of its codes and packs to identical bits.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "hub/gptq_format.h"
 #include "tests/fuzz/target.h"

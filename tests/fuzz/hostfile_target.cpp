@@ -1,4 +1,8 @@
 // The file with hosts and slots, which is read before each start of a run.
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "app/train/restarts.h"
 #include "tests/fuzz/target.h"
 

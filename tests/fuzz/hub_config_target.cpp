@@ -1,5 +1,10 @@
 // config.json of a Hugging Face directory: an accepted model round-trips through config.json, including its
 // quantization.
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
 #include "hub/config.h"
 #include "tests/fuzz/target.h"
 

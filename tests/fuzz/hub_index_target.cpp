@@ -1,4 +1,7 @@
 // model.safetensors.index.json: an accepted index names only files in the same directory.
+#include <string>
+#include <string_view>
+
 #include "hub/folder.h"
 #include "tests/fuzz/target.h"
 

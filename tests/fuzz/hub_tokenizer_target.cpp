@@ -1,5 +1,12 @@
 // A tokenizer.json of the library `tokenizers`: an accepted one encodes any bytes, round-trips, and decodes streams
 // consistently. A tokenizer_config.json and the text follow, each after a line "%".
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/utf8.h"
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"

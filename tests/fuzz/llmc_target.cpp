@@ -1,4 +1,9 @@
 // llm.c's token files: an accepted file has as many tokens as its bytes hold, each in the vocabulary.
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
 #include "data/token_file.h"
 #include "tests/fuzz/target.h"
 

@@ -1,5 +1,7 @@
 // A checkpoint's manifest, and the comparison of --resume with its description of the run.
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/json.h"
 #include "tests/fuzz/target.h"

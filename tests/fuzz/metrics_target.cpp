@@ -1,4 +1,7 @@
 // metrics.jsonl, whose first records a resumed run retains.
+#include <string>
+#include <string_view>
+
 #include "tests/fuzz/target.h"
 #include "train/run/metrics.h"
 

@@ -1,5 +1,10 @@
 // Names and weights of a mixture, from the command line and both file formats: accepted weights yield valid shares.
+#include <cmath>
+#include <cstdint>
 #include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/mixture.h"
 #include "tests/fuzz/target.h"

@@ -1,4 +1,6 @@
 // adapter_config.json of a PEFT directory: accepted adapters round-trip.
+#include <string_view>
+
 #include "hub/peft.h"
 #include "tests/fuzz/target.h"
 

@@ -1,5 +1,6 @@
 // One line of `plan --cases`: a model, a plan, hardware and software. The plan of an accepted line can be printed.
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "planner/case_json.h"
 #include "tests/fuzz/target.h"

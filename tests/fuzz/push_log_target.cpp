@@ -1,5 +1,8 @@
 // Records of applied pushes: accepted ones round-trip, and every server has the same pushes.
 
+#include <string_view>
+#include <vector>
+
 #include "parallel/async/push_log.h"
 #include "tests/fuzz/target.h"
 

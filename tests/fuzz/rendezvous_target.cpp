@@ -1,5 +1,9 @@
 // The hello that a rank sends first to the rendezvous, and the rendezvous address.
+#include <algorithm>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/comm/tcp/transport.h"
 #include "tests/fuzz/target.h"

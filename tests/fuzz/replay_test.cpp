@@ -2,6 +2,13 @@
 // either, without any other effect.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "base/files.h"
 #include "tests/fuzz/target.h"
 

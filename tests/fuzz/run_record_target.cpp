@@ -1,6 +1,9 @@
 // A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl separated by lines of ---. An
 // accepted run can be plotted, also as single figures, and next to a run without a trace.
 
+#include <string>
+#include <string_view>
+
 #include "app/report/report.h"
 #include "tests/fuzz/target.h"
 

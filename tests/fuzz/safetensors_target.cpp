@@ -1,4 +1,8 @@
 // Safetensors: accepted tensors cover the data without holes, each within its bounds.
+#include <cstdint>
+#include <span>
+#include <string_view>
+
 #include "data/safetensors.h"
 #include "tests/fuzz/target.h"
 

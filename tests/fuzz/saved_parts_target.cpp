@@ -1,4 +1,8 @@
 // The description of the elements in a checkpoint shard: an accepted one round-trips.
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "tests/fuzz/target.h"
 #include "train/checkpoint/state.h"
 

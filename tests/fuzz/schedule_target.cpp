@@ -1,6 +1,8 @@
 // Pipeline schedules from a file: an accepted schedule round-trips, runs to completion, and remains valid after every
 // applicable pass.
 
+#include <string_view>
+
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 #include "tests/fuzz/target.h"

@@ -3,7 +3,12 @@
 // Targets are built twice: as fuzz_NAME with libFuzzer, and all together in the regular test suite, which replays
 // tests/fuzz/corpus/NAME. A new target therefore consists of one file and its corpus.
 #pragma once
+#include <algorithm>
 #include <map>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
 

@@ -1,4 +1,7 @@
 // A chat template, rendered for a small conversation: yields a text or a one-line error, with bounded work.
+#include <string>
+#include <string_view>
+
 #include "data/jinja/template.h"
 #include "tests/fuzz/target.h"
 

@@ -1,4 +1,7 @@
 // A text file on its way to tokens: the split loses nothing, and the characters round-trip.
+#include <string>
+#include <string_view>
+
 #include "data/text.h"
 #include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"

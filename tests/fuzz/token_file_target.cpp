@@ -1,7 +1,11 @@
 // Token files. Fuzzers do not guess checksums, so the bytes are parsed a second time with the correct one inserted.
 #include <xxhash.h>
 
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
 
 #include "data/token_file.h"
 #include "tests/fuzz/target.h"

@@ -1,5 +1,10 @@
 // A tokenizer's JSON file: an accepted one decodes every token, encodes it back, and round-trips.
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/tokenizer.h"
 #include "tests/fuzz/target.h"

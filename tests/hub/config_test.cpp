@@ -1,6 +1,13 @@
 // config.json as other programs write it: configurations of published models, keys that would change the computation,
 // keys that would not, and defaults of missing keys.
 
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "tests/hub/support.h"
 #include "tests/support/texts.h"
 

@@ -1,6 +1,18 @@
 // Hugging Face directories: results match those of the transformers library with the same weights; written directories
 // are read back identically; corrupt ones are rejected with one line.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "hub/llmc.h"
 #include "models/sample.h"
 #include "tests/hub/support.h"

@@ -2,6 +2,20 @@
 // rejection of corrupt files and other formats.
 #include "tensor/ops/quantize/gptq.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "tests/hub/support.h"
 #include "tests/support/texts.h"
 

@@ -5,6 +5,15 @@
 // Configurations and tensor names are read here according to the documentation of transformers, without Tessera's
 // parser (hub/config.h), so that a fault in that parser cannot affect both sides; the parser is compared with these.
 
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "base/setting.h"
 #include "tests/hub/support.h"
 #include "tests/support/gpu.h"

@@ -2,8 +2,17 @@
 // weights give the same results; corrupt files are rejected with one line.
 #include "hub/peft.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "models/adapters/adapters.h"
 #include "tests/hub/support.h"

@@ -1,5 +1,13 @@
 // Fixtures of other libraries' models as directories, and the computation of their results.
 #pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "hub/folder.h"
 #include "tests/data/support.h"

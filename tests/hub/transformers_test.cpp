@@ -1,6 +1,10 @@
 // Directories written by Tessera are read by the transformers library, and vice versa. Requires Python with
 // transformers; tests/hub/folder_test.cpp has results of it for every machine.
+#include <cstdint>
+#include <map>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "tests/hub/support.h"
 #include "tests/support/python.h"

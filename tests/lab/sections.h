@@ -1,9 +1,16 @@
 // Test data files: `=== FIELD | FIELD` starts a section, `--- KIND` a text in it; lines before the first section are
 // comments. Also a loop over two threads.
 #pragma once
+#include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <functional>
 #include <future>
+#include <iostream>
+#include <map>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "base/files.h"
 

@@ -2,6 +2,16 @@
 // recomputation and micro-batches bitwise, cached decoding with the forward pass.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "models/decoder.h"
 #include "tensor/cpu/vectorize.h"
 #include "tests/support/python.h"

@@ -1,6 +1,15 @@
 // The default operations of LanguageModel, on a model that defines only its interface; and packed documents, which are
 // computed independently.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "models/decoder.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"

@@ -9,6 +9,11 @@
 // 2022 count 34 bytes per element for a block with dropout, excluding a stored attention matrix).
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
 #include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"

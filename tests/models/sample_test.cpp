@@ -2,8 +2,17 @@
 // positions, also beyond the context.
 #include "models/sample.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <set>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "models/decoder.h"
 #include "tests/support/gpu.h"

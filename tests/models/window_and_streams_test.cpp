@@ -1,7 +1,11 @@
 // Details in which a single rank can be wrong: sliding window width in forward passes and KV caches; rows of adapters
 // on fused projections; random streams of texts generated together.
 
+#include <array>
+#include <cstdint>
+#include <memory>
 #include <set>
+#include <vector>
 
 #include "models/adapters/adapters.h"
 #include "models/decoder.h"

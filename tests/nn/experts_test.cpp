@@ -1,7 +1,16 @@
 // Mixture of experts: compared with PyTorch, over micro-batches, at capacity, and its statistics.
 #include "nn/experts/experts.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "tests/support/errors.h"
 #include "tests/support/python.h"

@@ -2,7 +2,14 @@
 // compared with float64 on the CPU, including fused bias gradients.
 #include "tests/support/gpu.h"
 
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "nn/layers.h"
 #include "optim/cuda/step_state.h"

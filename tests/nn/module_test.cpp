@@ -3,7 +3,14 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "autograd/fusion.h"
 #include "models/adapters/adapters.h"

@@ -1,6 +1,15 @@
 // Muon compared with its paper in float64, with plain loops for every matmul.
 #include "optim/muon.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "optim/optimizer.h"
 #include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/gpu.h"

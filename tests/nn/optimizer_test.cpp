@@ -3,8 +3,19 @@
 // schedule.
 #include "optim/optimizer.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "optim/grad_norm.h"
 #include "optim/lr_schedule.h"

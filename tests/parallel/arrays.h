@@ -1,5 +1,10 @@
 // Inputs of collectives and their expected results.
 #pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
 
 #include "parallel/comm/launch.h"
 

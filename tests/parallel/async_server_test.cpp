@@ -1,7 +1,18 @@
 // The asynchronous parameter server: staleness bound and traffic, bitwise identical replays, and no deadlocks after
 // failures or stops.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <numeric>
 #include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/files.h"
 #include "base/write_file.h"

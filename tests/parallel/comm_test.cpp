@@ -1,7 +1,20 @@
 // Communicators of threads: every operation with every algorithm, counts, failures, and reports of long waits.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <regex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
 
 #include "base/files.h"
 #include "parallel/comm/trace.h"

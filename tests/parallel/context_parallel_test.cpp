@@ -4,6 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"

@@ -3,6 +3,12 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "models/decoder.h"
 #include "models/layout.h"
 

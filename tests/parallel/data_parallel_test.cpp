@@ -4,6 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "optim/optimizer.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"

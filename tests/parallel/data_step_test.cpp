@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
 #include "models/decoder.h"
 #include "parallel/comm/launch.h"
 #include "tests/support/strategy.h"

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <map>
+#include <vector>
+
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"

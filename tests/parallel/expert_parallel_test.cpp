@@ -1,6 +1,17 @@
 // Expert parallelism: overlap of the row exchange, bitwise results, and capacity.
 #include "parallel/experts/expert_parallel.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "parallel/comm/launch.h"
 #include "tests/support/draw.h"
 #include "tests/support/tensors.h"

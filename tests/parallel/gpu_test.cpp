@@ -1,6 +1,18 @@
 // Ranks with GPUs: ranks that share a GPU match CPU ranks bitwise; ranks over NCCL, real or emulated, match threads, in
 // blocking calls, in the background and in a graph; and failures end all ranks.
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "autograd/ops.h"
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/placement.h"

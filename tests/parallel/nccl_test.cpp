@@ -1,6 +1,11 @@
 // The NCCL transport without a GPU: a fake NCCL records every call, with threads as ranks.
 
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"

@@ -1,5 +1,10 @@
 // The pipeline runtime: under each schedule weights are bitwise identical to one rank that processes micro-batches
 // sequentially; messages and memory match the closed forms and the simulation.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "nn/layers.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/runtime.h"

@@ -4,7 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"

@@ -1,7 +1,13 @@
 // Schedules as values: generators and passes, injected faults, text round trips, the papers' closed forms in
 // simulation, and replays of measured steps.
 #include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <iostream>
+#include <map>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "base/files.h"
 #include "parallel/pipeline/simulate.h"

@@ -1,7 +1,9 @@
 // All schedules, for parameterized tests.
 #pragma once
-
 #include <fmt/format.h>
+
+#include <string>
+#include <vector>
 
 #include "parallel/pipeline/schedules.h"
 

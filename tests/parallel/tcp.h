@@ -1,6 +1,10 @@
 // Ranks that rendezvous over TCP, as threads of one test.
 #pragma once
 #include <exception>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "parallel/comm/tcp/transport.h"
 

@@ -5,8 +5,21 @@
 #include <poll.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
 #include <latch>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
 
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/shared_exchange.h"

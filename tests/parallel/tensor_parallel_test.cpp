@@ -3,6 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "autograd/fusion.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"

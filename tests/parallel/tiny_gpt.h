@@ -1,5 +1,7 @@
 // A GPT that trains quickly and has indivisible sizes, synthetic sequences for it, and one training step.
 #pragma once
+#include <cstdint>
+#include <vector>
 
 #include "models/decoder.h"
 

@@ -3,6 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
 #include "parallel/tensor_parallel.h"

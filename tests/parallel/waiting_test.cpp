@@ -1,5 +1,13 @@
 // Synchronization: barriers, buffer reuse after calls, detection of mismatched calls, and prefetching.
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
 #include "tests/parallel/arrays.h"

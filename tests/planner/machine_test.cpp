@@ -2,6 +2,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/files.h"
 #include "bench/calibrate.h"

@@ -2,8 +2,19 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <fstream>
+#include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "planner/case_json.h"
 #include "planner/measured.h"

@@ -1,4 +1,14 @@
 // Invariants of predictions, closed forms of papers, and rejected cases.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/work.h"

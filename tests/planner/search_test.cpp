@@ -1,7 +1,12 @@
 // The search compared with brute force, its layouts with the checks of a run, and recommendations.
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <map>
+#include <optional>
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "planner/recommend.h"
 #include "tests/support/draw.h"

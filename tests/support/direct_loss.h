@@ -1,5 +1,11 @@
 // Reference validation loss of a model on one rank, in plain loops.
 #pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "models/language_model.h"
 #include "tests/support/tensors.h"

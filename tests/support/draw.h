@@ -1,5 +1,6 @@
 // Selection of random plans for tests.
 #pragma once
+#include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
 

@@ -2,6 +2,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <iostream>
+#include <string>
+#include <vector>
+
 #include "tensor/cuda/gpus.h"
 #include "tensor/dtype.h"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <string>
 
 #include "parallel/comm/launch.h"
 #include "tests/support/gpu.h"

@@ -1,5 +1,8 @@
 // Attention and its gradients in float64, query by query, and operands with extreme scores.
 #pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <string>
 #include <vector>
 

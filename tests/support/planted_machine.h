@@ -1,5 +1,8 @@
 // A synthetic machine for tests of predictions.
 #pragma once
+#include <cstdint>
+#include <string>
+
 #include "planner/machine.h"
 
 namespace tessera::test {

@@ -1,7 +1,12 @@
 // Parses the scalars of a TensorBoard event file.
 #pragma once
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/files.h"
 

@@ -1,5 +1,7 @@
 // Helpers that run a data-axis strategy.
 #pragma once
+#include <cstdint>
+
 #include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"

@@ -2,7 +2,13 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "tensor/random.h"
 #include "tensor/tensor.h"

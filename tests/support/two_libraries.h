@@ -4,6 +4,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string_view>
+#include <vector>
+
 #include "tensor/ops/elementwise_list.h"
 #include "tests/support/tensors.h"
 

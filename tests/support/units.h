@@ -1,6 +1,10 @@
 // Units of random parameters and gradients for tests of optimizers and the gradient norm.
 #pragma once
+#include <cstdint>
 #include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "nn/parameter.h"
 #include "tensor/random.h"

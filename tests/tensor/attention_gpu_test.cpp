@@ -3,6 +3,12 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/elementwise.h"
 #include "tests/support/errors.h"

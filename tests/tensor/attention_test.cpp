@@ -2,6 +2,13 @@
 // CPU and on a GPU.
 #include "tensor/ops/attention/attention.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "tensor/ops/elementwise.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"

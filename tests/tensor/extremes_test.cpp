@@ -1,7 +1,13 @@
 // Rows and attention with extreme inputs, where sums of exponentials or squares fail first: values far apart (also
 // between blocks), all equal, single, at the ends; compared with plain float64 loops on every device.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <vector>
 
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"

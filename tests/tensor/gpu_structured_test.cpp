@@ -1,7 +1,14 @@
 // Structured GPU ops beyond the op table: long rows, many rows, repeated tokens, invalid indices, vocabulary shards,
 // dropout tiles; and mixture-of-experts ops with random routing and row counts.
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "tensor/ops/activations.h"
 #include "tensor/ops/attention/attention.h"

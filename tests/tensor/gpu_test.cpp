@@ -2,6 +2,17 @@
 // and launch.
 #include "tests/support/gpu.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "tensor/cuda/copy.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/dropout.h"

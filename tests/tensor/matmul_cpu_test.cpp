@@ -1,7 +1,14 @@
 // CPU matmuls with few rows, AMX tiles and pair products against plain sums; skipped if the CPU lacks the instructions.
 
 #ifdef __x86_64__
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <vector>
+
 #include "tensor/cpu/x86/amx.h"
+
 #endif
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/gemm.h"

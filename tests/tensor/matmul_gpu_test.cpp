@@ -2,10 +2,18 @@
 // GELU, its gradient or a bias gradient.
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"

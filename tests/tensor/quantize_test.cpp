@@ -1,8 +1,17 @@
 // 4-bit matrices against a slow float64 encoder that searches for the nearest value; GPTQ against the paper's algorithm
 // for one row; on a GPU bitwise identical to the CPU.
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/elementwise.h"

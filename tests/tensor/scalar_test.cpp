@@ -1,8 +1,15 @@
 // Scalars: the RNG against published vectors, bfloat16 rounding over all values and of copies, accuracy of exp and
 // tanh, and bitwise identical results on every instruction set (also of Tessera's GEMM).
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise_list.h"

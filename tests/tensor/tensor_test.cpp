@@ -2,6 +2,13 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"

@@ -6,8 +6,20 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "data/safetensors.h"
 #include "tensor/random.h"

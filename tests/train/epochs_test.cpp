@@ -1,6 +1,17 @@
 // Rows read by ranks: every window once per epoch under any layout; the rows of workers with local updates; and all of
 // a split for validation.
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "data/mixture.h"
 #include "data/tokenizer/described.h"
 #include "tests/support/direct_loss.h"

@@ -2,8 +2,13 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"

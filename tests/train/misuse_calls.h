@@ -1,6 +1,11 @@
 // Helpers of the table of wrong calls.
 #pragma once
 #include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "models/decoder.h"
 #include "tests/support/draw.h"

@@ -4,8 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "models/decoder.h"
 #include "models/sample.h"

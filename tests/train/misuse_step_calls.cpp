@@ -1,4 +1,13 @@
 // Wrong calls of a step: strategies, optimizers, layers, models and trainers.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <vector>
+
 #include "models/sample.h"
 #include "parallel/context_parallel.h"
 #include "parallel/gradient_norm.h"

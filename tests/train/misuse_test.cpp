@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 #include "tests/support/strategy.h"

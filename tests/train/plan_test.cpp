@@ -1,7 +1,14 @@
 // Plans as values: construction, comparison, printing, JSON, and reported fields of invalid ones. Also plans with
 // experts, replica checks, and stragglers.
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "tests/support/errors.h"
 #include "tests/train/support.h"

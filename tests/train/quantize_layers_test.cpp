@@ -1,6 +1,14 @@
 // 4-bit layers: each receives inputs from its already quantized predecessors; and GPTQ has a lower error than
 // round-to-nearest.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 #include "train/quantize/layers.h"

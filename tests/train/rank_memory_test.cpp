@@ -1,7 +1,13 @@
 // Predicted memory of ranks, compared with that of running ranks, also for sizes beyond any machine; available memory
 // read from directories that emulate the kernel's; and rejected jobs.
 
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
 #include <regex>
+#include <string>
+#include <vector>
 
 #include "tests/data/support.h"
 #include "tests/train/support.h"

@@ -3,9 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
 
 #include "base/files.h"
 #include "base/write_file.h"

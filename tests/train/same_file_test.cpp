@@ -1,6 +1,15 @@
 // Runs that produce the same file: parameters and optimizer state, byte for byte (see the table in README.md), also
 // when resumed; and the metadata and contents of rank files.
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "tests/data/support.h"
 #include "tests/support/draw.h"
 #include "tests/support/gpu.h"

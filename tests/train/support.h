@@ -1,6 +1,13 @@
 // Runs of small jobs, and the files that they save.
 #pragma once
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "train/checkpoint/state.h"
 

@@ -2,7 +2,13 @@
 // tolerance: random plans and one of each kind; with a two-block vocabulary, masked targets and expert routing.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "models/decoder.h"
 #include "tests/support/errors.h"

@@ -1,6 +1,12 @@
 // Random plans, and their checks.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/support/draw.h"
 #include "tests/support/gpu.h"

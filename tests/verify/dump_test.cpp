@@ -3,6 +3,14 @@
 
 #include "train/dump.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "data/safetensors.h"
 #include "tests/support/errors.h"
 #include "tests/support/python.h"

@@ -1,6 +1,15 @@
 // Closed forms, compared with the paper's table and manual counts; the memory bound of pipeline ranks; and the
 // contract's bounds, from both sides.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
 #include "verify/comparison.h"

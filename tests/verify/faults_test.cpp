@@ -1,8 +1,12 @@
 // Failures during training: the run ends on every rank promptly, with the cause and the failed rank; and delayed ranks
 // do not affect results.
 
+#include <chrono>
+#include <cstdint>
 #include <limits>
 #include <regex>
+#include <string>
+#include <vector>
 
 #include "models/decoder.h"
 #include "tests/support/errors.h"

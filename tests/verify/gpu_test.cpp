@@ -1,6 +1,15 @@
 // Runs on GPUs: ranks that share a GPU train like one rank on it, also with experts and with offloaded parameters, and
 // their initial and saved state equals that of CPU ranks.
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
 #include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"

@@ -2,6 +2,12 @@
 // options. With one per rank, and as processes: it trains like one rank.
 #include "tests/support/gpus.h"
 
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "tests/app/program.h"
 #include "tests/support/errors.h"
 

@@ -1,6 +1,19 @@
 // The contract detects every injected fault under every applicable strategy, and the diagnosis identifies its cause;
 // errors of known size are detected: a single bit, and both sides of a bound.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "tests/support/errors.h"
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"

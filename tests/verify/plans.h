@@ -1,5 +1,9 @@
 // Small plans for the contract, the command that reproduces one, and its ranks.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
 
 #include "app/resolve.h"
 #include "train/trainer.h"

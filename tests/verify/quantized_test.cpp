@@ -1,6 +1,15 @@
 // Adapters on 4-bit weights train under every plan as on one rank: bits, traffic and memory. Injected faults of these
 // weights are detected.
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
 #include "nn/quantize/packed.h"
 #include "tests/support/errors.h"
 #include "tests/verify/draw.h"

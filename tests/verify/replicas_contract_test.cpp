@@ -1,5 +1,13 @@
 // The contract for sharding groups, local updates, owners of matrices, and their combination with experts.
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 #include "tests/support/tensors.h"

@@ -1,8 +1,19 @@
 // Steps that the host only starts and awaits, on one rank and on several over NCCL, real or emulated. Captured and
 // replayed, queued, or split into halves with access to gradients, they are bitwise identical; they synchronize once;
 // non-finite results change nothing; and failures end the run on all ranks.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <limits>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <tuple>
+#include <vector>
 
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"

@@ -2,6 +2,12 @@
 // immediately. Each worker runs `steps` steps of batch / ranks sequences: the run consumes as many sequences as a
 // synchronous one, in `ranks` times as many updates.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "data/token_file.h"
 #include "parallel/async/server.h"

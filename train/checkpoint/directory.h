@@ -8,7 +8,13 @@
 //   A new step-N replaces an old one atomically. NFS, Lustre and FUSE cannot exchange two names: there the old one
 //   becomes step-N.replaced, which counts as step N if there is no step-N.
 #pragma once
+#include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/write_file.h"
 

@@ -1,7 +1,20 @@
 // Reading full tensors from files or slices.
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "base/json.h"

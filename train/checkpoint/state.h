@@ -1,6 +1,16 @@
 // Full training state: one tensor per parameter, independent of the layout. Checkpoints store it, so a run saved under
 // one layout resumes under any other.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "data/safetensors.h"
 #include "train/trainer.h"

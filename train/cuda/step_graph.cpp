@@ -1,5 +1,11 @@
 // The scalars of a step, and the choice between queueing and launching.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
 #include "tensor/cuda/context.h"

@@ -1,7 +1,15 @@
 // Layer-by-layer quantization.
 #include "train/quantize/layers.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "models/adapters/adapters.h"

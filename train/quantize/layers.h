@@ -2,6 +2,10 @@
 // not of embeddings, head and norms. GPTQ proceeds in execution order: each linear sees the calibration inputs that the
 // preceding linears, already quantized, produce (Frantar et al. 2022, section 5).
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "data/token_file.h"
 #include "models/language_model.h"

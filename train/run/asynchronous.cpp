@@ -4,7 +4,19 @@
 //
 // Checkpoints contain parameters and optimizer state as full tensors, as in any run; the order of all pushes; and, in a
 // replay, whose workers are at different steps, the parameters that they pulled for their next step.
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "data/safetensors.h"

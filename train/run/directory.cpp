@@ -8,10 +8,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <ctime>
 #include <random>
+#include <set>
+#include <system_error>
 
 #include "base/bad_input.h"
 #include "base/files.h"

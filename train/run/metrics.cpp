@@ -3,12 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "base/bad_input.h"
 #include "base/files.h"

@@ -1,6 +1,7 @@
 // Metrics of a run: metrics.jsonl (one JSON object per line) and a TensorBoard event file.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <functional>

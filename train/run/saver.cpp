@@ -2,6 +2,9 @@
 #include "train/run/saver.h"
 
 #include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <span>
 #include <tuple>
 

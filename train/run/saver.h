@@ -9,6 +9,7 @@
 // since that would need the memory that offloading saves: begin() then returns when the checkpoint is complete.
 #pragma once
 
+#include <cstdint>
 #include <future>
 #include <map>
 #include <memory>

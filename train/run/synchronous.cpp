@@ -1,7 +1,15 @@
 // Runs whose ranks step together: DDP, ZeRO, parameter servers with synchronous steps, and DiLoCo.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/bad_input.h"
 #include "parallel/comm/trace.h"

@@ -2,6 +2,7 @@
 // steps (train/async/trainer.h). Checkpoints of either contain full tensors, so any layout resumes them.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>

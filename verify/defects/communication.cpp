@@ -1,6 +1,13 @@
 // Communication faults: reductions, single calls and messages, groups of ranks, local updates, owners of matrices.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "optim/grad_norm.h"
 #include "verify/defects/planting.h"

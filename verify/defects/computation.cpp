@@ -1,6 +1,12 @@
 // Computation faults: sequences and targets, layers, experts, updates; memory and schedule faults, which change no
 // values.
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "optim/grad_norm.h"
 #include "parallel/context_parallel.h"
 #include "parallel/tensor_parallel.h"

@@ -4,7 +4,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <iterator>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/random.h"

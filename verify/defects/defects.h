@@ -6,6 +6,11 @@
 //   const VerifyResult r = explain(job, [&](const Job& j) { return planted_if_it_applies(d, j); });
 //   r.diagnosis[0].cause == d.cause;
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "verify/verify.h"
 

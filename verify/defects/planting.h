@@ -1,5 +1,10 @@
 // Requirements, locations and injection helpers shared by the fault tables.
 #pragma once
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "train/plan.h"
 #include "verify/defects/defects.h"

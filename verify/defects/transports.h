@@ -1,8 +1,17 @@
 // Fault-injecting transport decorators, which alter, delay or lose calls, or fail a rank. Tests show that no fault
 // hangs a run and that each is reported.
 #pragma once
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "parallel/comm/transport.h"
 

@@ -4,7 +4,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <set>
 
 #include "base/error.h"
 #include "verify/verify.h"

@@ -1,7 +1,13 @@
 // Element-wise comparison in float64.
 #include "verify/diagnosis/differences.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 namespace tessera {
 namespace {

@@ -1,5 +1,8 @@
 // Differences from the oracle, as observations of a diagnosis.
 #pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "tensor/tensor.h"
 #include "verify/diagnosis/diagnosis.h"

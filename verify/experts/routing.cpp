@@ -1,7 +1,13 @@
 // Conversion of local tokens' choices to the global batch.
 #include "verify/experts/routing.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "train/plan.h"
 

@@ -2,6 +2,10 @@
 // logits may be routed to another expert. The oracle then replays the plan's choices, and reports the margin and the
 // tokens that it would have routed elsewhere.
 #pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "train/trainer.h"
 

@@ -1,6 +1,9 @@
 // Marks are CUDA events.
 #include "parallel/comm/cuda/streams.h"
 
+#include <cstdint>
+#include <memory>
+
 #include "tensor/cuda/context.h"
 
 namespace tessera::cuda {

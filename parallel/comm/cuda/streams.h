@@ -2,6 +2,8 @@
 // stream (tensor/cuda/context.h), and another rank's stream waits for it. The waiting rank must first observe on the
 // host that the mark was set: the awaited work is then queued before the wait, so streams cannot deadlock.
 #pragma once
+#include <cstdint>
+#include <memory>
 
 #include "tensor/tensor.h"
 

@@ -1,4 +1,7 @@
 // Each thread sums 16 bytes: it reads them from every rank in order and writes the sum to every rank.
+#include <algorithm>
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "parallel/comm/cuda/streams.h"

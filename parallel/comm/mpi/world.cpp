@@ -9,16 +9,29 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <numeric>
+#include <stop_token>
+#include <string>
 #include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/write_file.h"
 #include "parallel/comm/trace.h"

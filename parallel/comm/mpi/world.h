@@ -2,7 +2,20 @@
 #pragma once
 #include <mpi.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/shared_exchange.h"

@@ -1,9 +1,14 @@
 // Compiled if NCCL and CUDA are available or emulated (tests/cuda_emulator).
 #include <nccl.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "parallel/comm/nccl/transport.h"
 #include "tensor/cuda/context.h"

@@ -1,6 +1,17 @@
 // Collectives as NCCL calls.
 #include "parallel/comm/nccl/transport.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"

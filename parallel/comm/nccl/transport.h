@@ -4,6 +4,14 @@
 // All communicators of a rank use one stream, because concurrent kernels of two communicators could deadlock waiting
 // for each other's ranks. Graphs with captured collectives must be destroyed before their communicator.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/comm/transport.h"
 

@@ -6,14 +6,27 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
 #include <random>
 #include <set>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/comm/tcp/transport.h"

@@ -3,8 +3,18 @@
 
 #include <poll.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "parallel/comm/trace.h"
 #include "tensor/random.h"

@@ -3,7 +3,22 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <tuple>
+#include <vector>
 
 #include "base/write_file.h"
 #include "parallel/comm/launch.h"

@@ -3,6 +3,8 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "tensor/dtype.h"

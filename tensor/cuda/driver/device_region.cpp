@@ -3,6 +3,11 @@
 #include <cuda.h>
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tensor/cuda/gpus.h"
 #include "tensor/cuda/runtime.h"
 

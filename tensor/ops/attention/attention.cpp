@@ -1,6 +1,11 @@
 // Argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
 #include "tensor/cpu/loops.h"
 #include "tensor/kernels.h"
 

@@ -10,6 +10,8 @@
 // and `lse`, because then the row sums of dout * out and the denominators cover all keys. Results to be merged or
 // accumulated should have the accumulation dtype (partial_dtype()) to avoid intermediate rounding.
 #pragma once
+#include <cstdint>
+
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 

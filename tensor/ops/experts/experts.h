@@ -8,6 +8,9 @@
 // On a GPU route() waits once for the number of rows per expert, because sizes of matmuls and messages depend on it. In
 // a dry run (cpu::DryRun) tokens are distributed evenly.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -1,5 +1,6 @@
 // Routing of one token with E `logits` in the accumulation type, shared by CPU and GPU for equal results.
 #pragma once
+#include <cstdint>
 
 #include "tensor/math.h"
 #include "tensor/ops/experts/experts.h"

@@ -1,6 +1,9 @@
 // Argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
+#include <cstdint>
+#include <string>
+
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/gemm.h"

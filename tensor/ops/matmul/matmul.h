@@ -3,6 +3,9 @@
 // On the CPU, float32 and bfloat16 use oneDNN (accumulated in float32, rounded once); bfloat16 uses Tessera's AMX
 // kernel if available, float64 Tessera's blocked kernel. On a GPU all dtypes use cuBLASLt (cuda/gemm.h).
 #pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -1,6 +1,12 @@
 // GPTQ and round-to-nearest.
 #include "tensor/ops/quantize/gptq.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "base/error.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/matmul.h"

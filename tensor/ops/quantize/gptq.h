@@ -7,6 +7,8 @@
 //
 // Computed in float64 on the host. Rows are independent, so fusing matrices does not change codes.
 #pragma once
+#include <cstdint>
+#include <vector>
 
 #include "tensor/ops/quantize/quantize.h"
 

@@ -1,8 +1,16 @@
 // Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/cpu/vectorize.h"

@@ -1,5 +1,7 @@
 // A thread decodes the four bytes of eight adjacent elements.
 #include <algorithm>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -111,8 +113,8 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
   const int64_t n = out.numel();
   const bool nf4 = p.codec == Codec::nf4;
   if (std::ssize(p.fused_rows) > kMaxFused)
-    throw Error("[dequantize] a fusion of " + std::to_string(p.fused_rows.size()) +
-                " matrices; expected at most " + std::to_string(kMaxFused));
+    throw Error("[dequantize] a fusion of " + std::to_string(p.fused_rows.size()) + " matrices; expected at most " +
+                std::to_string(kMaxFused));
   const Sections at(p, n);
   const uint8_t* const from = bytes.device_data<uint8_t>();
   Decode f{.codes = from + at.codes,

@@ -1,5 +1,10 @@
 // Quantization of frozen weights to 4 bits.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -1,6 +1,10 @@
 // Checks of a communicator's operations, for any kind of rank, with host or GPU arrays.
 #pragma once
+#include <atomic>
+#include <cstdint>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"

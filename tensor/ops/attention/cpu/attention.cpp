@@ -1,5 +1,10 @@
 // bf16.cpp handles bfloat16 on CPUs with AVX512_BF16 or AMX.
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
 #include "tensor/ops/attention/cpu/tiles.h"
 
 namespace tessera::cpu {

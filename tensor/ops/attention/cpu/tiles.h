@@ -1,6 +1,10 @@
 // Steps of blockwise attention (tensor/ops/attention/attention.h) on a tile of keys x queries.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <type_traits>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

@@ -1,4 +1,7 @@
 // Attention on a GPU: kernel selection, the per-query statistics of the backward pass, and merging.
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
 #include <limits>
 
 #include "tensor/kernels.h"

@@ -1,7 +1,12 @@
 // Attention with cuDNN, if kWithCudnn: the frontend compiles a graph of operations to one fused kernel (backward: a
 // few). Graphs are cached with the arena; cuDNN's own checks decide which problems are supported.
 #pragma once
+#include <array>
+#include <cmath>
 #include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "tensor/kernels.h"
 #include "tensor/ops/attention/attention.h"

@@ -2,6 +2,7 @@
 //
 // Operands pass through shared memory in slabs of 16 of the inner dim, so the head dim is unlimited. A block computes
 // 64 columns of a head and recomputes the scores for them. Sums run in the order of the inner dim.
+#include <cstdint>
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"

@@ -3,6 +3,9 @@
 //
 // The second kernel has transposed scores (keys x queries), so that a lane's accumulators are again left operands of
 // the following matmuls.
+#include <algorithm>
+#include <cstdint>
+
 #include "tensor/cuda/mma.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/attention/cuda/tiles.cuh"

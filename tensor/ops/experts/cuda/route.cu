@@ -3,6 +3,7 @@
 // same rows.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "tensor/cuda/columns.cuh"

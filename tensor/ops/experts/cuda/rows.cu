@@ -3,6 +3,9 @@
 //
 // A block computes a tile of 16 kPer rows and columns, a thread kPer x kPer elements of it. Slabs of the operands with
 // inner depth 16 are double-buffered in shared memory: the next one is prefetched into registers.
+#include <cstdint>
+#include <vector>
+
 #include "tensor/cuda/loops.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/experts/cuda/rows.cuh"

@@ -2,6 +2,7 @@
 // element is the dot product of two lines. A launch computes the tiles of all groups.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <type_traits>
 #include <vector>
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
 #include "tensor/cuda/loops.cuh"
 #include "tensor/cuda/mma.cuh"

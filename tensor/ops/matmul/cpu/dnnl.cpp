@@ -1,5 +1,9 @@
 // oneDNN matmul.
+#include <algorithm>
+#include <cstdint>
 #include <dnnl.hpp>
+#include <map>
+#include <string>
 #include <unordered_map>
 
 #include "tensor/ops/matmul/cpu/gemm.h"

@@ -1,6 +1,10 @@
 // Tessera's CPU GEMMs: register tiles, cache-blocked GEMM for any sizes and strides, and matmuls with few rows.
 #include "tensor/ops/matmul/cpu/gemm.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "tensor/math.h"
 #ifdef __x86_64__
 #include "tensor/ops/matmul/cpu/x86/lanes.h"

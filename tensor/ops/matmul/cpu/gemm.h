@@ -1,5 +1,6 @@
 // The CPU's GEMMs, from which tensor/ops/matmul/matmul.cpp selects.
 #pragma once
+#include <cstdint>
 #include <cstdlib>
 
 #include "tensor/cpu/vectorize.h"

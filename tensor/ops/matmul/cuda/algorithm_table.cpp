@@ -7,8 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <memory>
+#include <string_view>
+#include <system_error>
 
 #include "base/write_file.h"
 #include "tensor/ops/matmul/cuda/gemm.h"

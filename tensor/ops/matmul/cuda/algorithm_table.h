@@ -4,6 +4,7 @@
 // use the same algorithms. The table is therefore shared by all ranks of a process, and by all processes through a
 // file, in which the first entry for a problem is final.
 #pragma once
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <map>

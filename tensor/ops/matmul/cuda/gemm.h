@@ -3,6 +3,9 @@
 // Such libraries are column-major and read a row-major matrix as its transpose. Therefore out = a b is computed as
 // out^T = b^T a^T: b on the left, a on the right.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
 
 #include "tensor/tensor.h"
 

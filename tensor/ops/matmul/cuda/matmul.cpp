@@ -1,4 +1,7 @@
 // Conversion of row-major matmuls to column-major GEMMs.
+#include <cstdint>
+#include <string>
+
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"

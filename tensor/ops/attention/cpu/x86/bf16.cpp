@@ -3,6 +3,11 @@
 // A left operand of 64 rows (A) is packed as blocks of 32 rows, a right operand of 64 columns (B) as panels of 32
 // columns; for every 32 inner elements, each has two tiles, 1024 elements in total.
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
 #include "tensor/cpu/x86/amx.h"
 #include "tensor/ops/attention/cpu/tiles.h"
 

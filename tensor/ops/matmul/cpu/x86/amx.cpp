@@ -1,6 +1,11 @@
 // Packs b, then computes blocks of 32 x 32 over groups of columns that stay in L2.
 #include "tensor/cpu/x86/amx.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
 #include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
