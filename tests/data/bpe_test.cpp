@@ -211,7 +211,7 @@ TEST(BpeTokenizer, RejectsInconsistentFiles) {
     expect_error(Status::input, parts, [&] { BpeTokenizer::parse_files(vocab, merges, "v.json", "m.txt"); });
   };
   const std::string good = vocabulary({"th", "the"});
-  refuse("[]", "", {"v.json", "one object"});
+  refuse("[]", "", {"v.json", "expected an object that maps tokens to ids"});
   refuse("{\"a\":0", "", {"v.json", "not valid JSON"});
   refuse(R"({"a":0,"a":1})", "", {"v.json", "'a'", "duplicate key"});
   refuse(R"({"a":0})", "", {"v.json", "no token for the byte 0x00"});
