@@ -329,6 +329,7 @@ std::string with_options(const std::string& message) {
 void throw_with_options(const Error& error) {
   std::vector<std::string> messages = error_messages(error);
   for (std::string& message : messages) message = with_options(message);
+  if (messages.size() == 1 && error.status() == Status::input) throw InputError(messages.front());
   if (messages.size() == 1) throw Error(messages.front(), error.status());
   throw Errors(messages, error.status());
 }

@@ -56,7 +56,7 @@ std::optional<std::string> take(Args& args, std::string_view flag, const char* b
   return value;
 }
 
-// Whether a flag with two allowed values has the first.
+// Whether a flag that accepts two values is set to the first.
 bool take_first(Args& args, std::string_view flag, const std::array<std::string, 2>& two, bool first_by_default,
                 const char* bare = nullptr) {
   const std::string value = take(args, flag, bare).value_or(two[first_by_default ? 0 : 1]);

@@ -229,7 +229,7 @@ void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
-// Calls f with a function from a model to the field, if the key has one.
+// Calls f with an accessor of the config field of the key, if there is one.
 template <class F>
 void with_field(const Key& key, const F& f) {
   std::visit(

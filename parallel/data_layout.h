@@ -36,7 +36,7 @@ struct DataLayout {
   std::vector<int64_t> sizes = {};
   std::vector<ReductionSpan> reductions = {};
   bool every_microbatch = false;  // reduce after each micro-batch, not once per step
-  // Replicas agree only after some steps; value differences are reduced if all units are in one fragment.
+  // Replicas agree only after a synchronization; parameter deltas are reduced if all units are in one fragment.
   bool local_updates = false;
   std::vector<ReductionSpan> between = {};  // second reduction of a step, between shard groups; empty: one group
 };

@@ -154,9 +154,14 @@ Settings field_descriptors(TrainConfig& c) {
 }
 
 Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const Field& field)) {
+  const auto is_unused = [&](std::string_view name) {
+    return (name.starts_with("lora_") && config.model.lora.rank == 0) ||
+           (name == "quantize_group" && config.model.quantize.codec != Codec::gptq);
+  };
   const auto is_shown = [&](const Setting& s) {
     if (!s.field.open) return true;
     if (config.given) return config.given->contains(s.field.name);
+    if (is_unused(s.field.name)) return false;
     return applies(s, all) && is_writable(s);
   };
   Args out;

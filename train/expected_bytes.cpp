@@ -185,8 +185,8 @@ class Sent {
     if (max_bytes) max_bytes = *max_bytes * calls;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls, max_bytes);
   }
-  // Float64 reductions (e.g. a norm), always by the direct algorithm. If tp or cp reductions have another busiest rank,
-  // the overall one is unknown.
+  // Float64 reductions (e.g. a norm), always by the direct algorithm. If the algorithm of tp or cp reductions
+  // has a different busiest rank, the busiest rank of the axis is unknown.
   void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
     const int64_t max_bytes = in_pieces(n, bytes, 8);
     const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != max_bytes && bytes / 8 % n > 0;

@@ -54,7 +54,7 @@ class ModelTemplate {
   // output of `generation` blocks or, without any, the text that an assistant's turn adds to the generation prompt,
   // without white space after a final special token. Without `responses`, only turns of weight 0 are located. If the
   // first turns' rendering is not a prefix of the full rendering, a turn is located by its message's text. Throws
-  // InputError if the template raises an error, or prints a turn to be located never, modified or more than once.
+  // InputError if the template raises an error, or if a turn to be located is missing, modified or printed twice.
   std::vector<Segment> render(const Example& example, const std::string& what, bool responses = true) const;
   // The conversation, followed by the generation prompt of the next assistant turn.
   std::vector<Segment> prompt(const std::vector<Message>& turns, const std::string& what) const;

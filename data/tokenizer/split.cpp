@@ -41,7 +41,8 @@ Regex compiled_in(const char* before, std::string_view pattern, const char* behi
   return compiled(fmt::format("{}(?:{}){}", before, pattern, behind), syntax);
 }
 
-// Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), each in a common form.
+// Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), with equivalents for
+// both.
 constexpr std::pair<std::string_view, std::string_view> kOlder[] = {
     {"[:punct:]", R"([[:punct:]\p{S}])"},
     {"[:^punct:]", R"([^[:punct:]\p{S}])"},

@@ -33,7 +33,7 @@ void HostBarrier::wait() {
     }
 }
 
-// From the later of a missing rank's two posted calls, which do not change while it is missing.
+// Reads the later of the missing rank's two posted calls; neither changes while the rank is missing.
 std::string HostBarrier::last_operation(int rank) const {
   const uint32_t reached = places_[static_cast<size_t>(rank)]->flag.value.load(std::memory_order_acquire);
   if (static_cast<int32_t>(reached - first_) >= 0) return "it stopped during this operation";

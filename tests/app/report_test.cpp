@@ -247,7 +247,7 @@ TEST(Figures, RejectsInvalidRequests) {
       {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, got 1"},
       {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
-      {"bytes", {{"tp", "3"}}, "--tp"},
+      {"bytes", {{"tp", "3"}}, "`tp`: 3 does not divide the 4 heads"},
       {"bytes", {{"dp-mode", "ps-async"}}, "known only from a run"}};
   for (const auto& [name, words, why] : table)
     expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
