@@ -170,13 +170,13 @@ Text scan_text(const std::string& name, const std::function<void(const TextChunk
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
   if (!hash) throw std::bad_alloc();
   XXH3_128bits_reset(hash.get());
-  constexpr std::string_view kByteOrder = "\xEF\xBB\xBF";
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   int64_t size = 0, mark = 0;
   read([&](std::string_view chunk) {
     if (const size_t nul = chunk.find('\0'); nul != std::string_view::npos)
       bad_input("{} is binary (a NUL byte at offset {}){}; expected text", name, size + static_cast<int64_t>(nul),
                 raw_tokens(name));
-    if (size == 0 && chunk.starts_with(kByteOrder)) mark = std::ssize(kByteOrder);
+    if (size == 0 && chunk.starts_with(kByteOrderMark)) mark = std::ssize(kByteOrderMark);
     size += std::ssize(chunk);
     if (size == std::ssize(chunk)) chunk.remove_prefix(static_cast<size_t>(mark));
     XXH3_128bits_update(hash.get(), chunk.data(), chunk.size());
