@@ -25,7 +25,7 @@ TrainConfig make_config(const fs::path& folder, const Plan& plan) {
       .model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 64, .context = 64, .tied = false},
       .optim = {.lr = 3e-3, .warmup = 10, .steps = 60, .batch = 8, .seed = 1},
       .plan = plan,
-      .data = {.source = "tinyshakespeare", .held = {.share = 0.01}},
+      .data = {.source = "tinyshakespeare", .held = {.share = 0.01}, .tokenizer = "char"},
       .run = {.out = folder.string(), .save_every = 5, .eval_every = 20}};
   config.plan.threads_per_rank = 1;  // more threads may add in another order
   // A run directory is locked by its writer and never overwritten: an existing run must be continued explicitly.
@@ -65,7 +65,7 @@ double train(const fs::path& folder, const Plan& plan, int64_t last = std::numer
   const TrainConfig config = make_config(folder, plan);
   // The text is tokenized once and cached. Any rank can load any sequence, so the order of the data is that of one
   // rank.
-  const Dataset data = dataset_for(config.data.source, {.name = "char"});
+  const Dataset data = dataset_for(config.data.source, {.name = *config.data.tokenizer}, config.data.held);
   const Sequences sequences =
       make_sequences(data, config.model.context, config.optim.batch, static_cast<uint64_t>(config.optim.seed));
   const RunDirectory directory(config.run);  // config.toml, metrics.jsonl, TensorBoard events, checkpoints/
