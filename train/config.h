@@ -1,5 +1,5 @@
-// The configuration of a training run: model, hyperparameters, parallelization plan, data and files. It is complete:
-// no field is derived from what a user typed, and code below the command line reads nothing else.
+// The configuration of a training run: model, hyperparameters, parallelization plan, data and files. Code below the
+// command line reads nothing else. Only the text of config.toml depends on which fields a user set (`given`).
 //
 //   TrainConfig config{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
 //   check(config);

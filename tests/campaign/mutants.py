@@ -23,10 +23,11 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 from mutations import code_of, mutations  # noqa: E402
 
-LAYERS = ["tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
-TESTS = ["tensor", "autograd", "nn", "models", "data", "train", "hub", "fuzz", "parallel", "verify", "app"]
+LAYERS = ["base", "tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
+TESTS = ["base", "tensor", "autograd", "nn", "models", "data", "train", "hub", "fuzz", "parallel", "verify", "app"]
 # Test binaries per layer, in the order of detection speed; app, which takes half of the time, only if others are insufficient.
-SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train hub", "autograd": "autograd nn models parallel verify",
+SEEN_BY = {"base": "base tensor data train hub app",
+           "tensor": "tensor autograd nn models parallel verify data train hub", "autograd": "autograd nn models parallel verify",
            "nn": "nn models parallel verify train hub", "optim": "nn parallel verify train", "parallel": "parallel verify train app",
            "models": "models hub parallel verify train app", "data": "data fuzz train app", "train": "train verify app",
            "verify": "verify app", "app": "app fuzz", "bench": "autograd app"}

@@ -330,11 +330,11 @@ TEST_F(OffloadGpu, SavedParametersMatchUnoffloadedRun) {
 }
 
 TEST(Offload, RejectsParameterOffloadWithoutZero3) {
-  const std::string beside = "`offload`: parameters requires `zero` 3, because it moves the shards; got `zero` ";
+  const std::string requirement = "`offload`: parameters requires `zero` 3, because it moves the shards; got `zero` ";
   const std::pair<const char*, std::string> cases[] = {
-      {"zero=0", beside + "0"},
-      {"zero=1", beside + "1"},
-      {"zero=2", beside + "2"},
+      {"zero=0", requirement + "0"},
+      {"zero=1", requirement + "1"},
+      {"zero=2", requirement + "2"},
       {"zero=3", "`offload`: parameters are offloaded to host memory, where `device` cpu already stores them"},
       {"zero=3", "expected `device` cuda, got cpu"}};
   for (const auto& [zero, why] : cases) {

@@ -122,7 +122,7 @@ RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) 
 void RunDirectory::write_config(const TrainConfig& o) const {
   check();
   write_file(path_ / "config.toml",
-             "# Resolved options of this run; can be read by tessera train --config.\n" + to_toml(o));
+             "# Resolved configuration of this run; `config` reads files in this format.\n" + to_toml(o));
 }
 
 std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainConfig& o,
