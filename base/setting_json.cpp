@@ -95,6 +95,7 @@ Ordered to_json(const Setting& setting) {
 Ordered to_json(const Settings& all) {
   Ordered out = Ordered::object();
   for (const Setting& s : all)
+    // empty() is false for "". NOLINTNEXTLINE(readability-container-size-empty)
     if (Ordered value = to_json(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
   return out;
 }
@@ -147,6 +148,7 @@ Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& hel
   if (!f.place && !s.field.denied.empty()) out["denies"] = f.name;
   if (!f.group.empty()) out["group"] = f.group;
   out["kind"] = s.kind();
+  // empty() is false for "". NOLINTNEXTLINE(readability-container-size-empty)
   if (const Ordered value = to_json(s); !f.open && !value.empty() && value != "") out["default"] = value;
   const bool number = s.kind() == "integer" || s.kind() == "number";
   if (number && f.range.min > -1e300) out["least"] = f.range.min;

@@ -26,11 +26,10 @@ from mutations import code_of, mutations  # noqa: E402
 LAYERS = ["base", "tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
 TESTS = ["base", "tensor", "autograd", "nn", "models", "data", "train", "hub", "fuzz", "parallel", "verify", "app"]
 # Test binaries per layer, in the order of detection speed; app, which takes half of the time, only if others are insufficient.
-SEEN_BY = {"base": "base tensor data train hub app",
-           "tensor": "tensor autograd nn models parallel verify data train hub", "autograd": "autograd nn models parallel verify",
+SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train hub", "autograd": "autograd nn models parallel verify",
            "nn": "nn models parallel verify train hub", "optim": "nn parallel verify train", "parallel": "parallel verify train app",
            "models": "models hub parallel verify train app", "data": "data fuzz train app", "train": "train verify app",
-           "verify": "verify app", "app": "app fuzz", "bench": "autograd app"}
+           "verify": "verify app", "app": "app fuzz", "bench": "autograd app", "base": "base tensor data train hub app"}
 # Code that this CPU or build cannot run.
 UNREACHED = re.compile(r"(^|/)(cuda/|main/)|amx|cudnn|nccl|blaslt|mpi_")
 MOST_OBJECTS = 40
