@@ -39,7 +39,7 @@ std::vector<ArenaPtr> arenas(const Communicator& world) {
   return {world.make_arena(), make_arena(), world.rank() % 2 == 0 ? world.make_arena() : make_arena()};
 }
 
-// Every operation with every algorithm; the large sizes need several blocks of the shared window.
+// Every operation with every algorithm.
 void operations(Communicator& world) {
   for (const Algorithm algorithm : kEvery) {
     world.set_algorithm(algorithm);
