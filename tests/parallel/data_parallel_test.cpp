@@ -416,7 +416,7 @@ TEST(DataParallelCost, TrafficAndMemoryMatchHandComputation) {
     EXPECT_EQ(count(Op::broadcast), (OpCount{1, root ? 2 * 14016 : 0}));
     EXPECT_EQ(count(Op::gather), (OpCount{2, root ? 0 : 2 * 128}));
     EXPECT_EQ(count(Op::reduce), (OpCount{1, root ? 0 : 14016}));
-    // The norm of four units: three values to their owners, its own to two ranks.
+    // The norm's all-reduce of four values: the root sends three to their owners and its own sum to two ranks.
     EXPECT_TRUE(!root || count(Op::all_reduce) == (OpCount{1, 40})) << count(Op::all_reduce).sent;
     const auto live = [&](Category of) { return arena->usage(of).live; };
     EXPECT_EQ(live(Category::parameters), root ? 14016 : 0);
