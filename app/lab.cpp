@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <vector>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
