@@ -20,6 +20,7 @@
 #include "app/output.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
+#include "data/json_rows.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"

@@ -19,6 +19,7 @@
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "base/files.h"
+#include "data/json_rows.h"
 #include "data/jsonl.h"
 #include "data/mixture.h"
 #include "data/text.h"

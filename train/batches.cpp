@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "data/examples.h"
 #include "data/mixture.h"
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {

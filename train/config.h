@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "data/jsonl.h"
+#include "data/chat_template.h"
 #include "data/text.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/data_step.h"
 #include "parallel/matrix_owners.h"
 #include "parallel/mesh.h"

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "data/jinja/template.h"
+#include "data/json_rows.h"
 #include "tests/data/support.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/async/server.h"
 #include "train/batches.h"
 #include "train/checkpoint/state.h"
