@@ -75,7 +75,7 @@ std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, cons
     for (MixtureOfExperts* mixture : units[u].module->all<MixtureOfExperts>()) {
       if (!has(units[u], mixture->router().weight)) continue;
       ++routers;
-      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // shared with the routed experts
+      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // one pair with routed experts
       sizes.columns -= pair ? 1 : 0;
       sizes.rows -= pair ? 1 : 0;
     }
@@ -141,7 +141,7 @@ PlanSizes::PlanSizes(const Job& job)
   units = static_cast<int64_t>(full->layout().size());
   const std::vector<Range> layers = split_layers(*full, schedule.stages);
   shards.resize(static_cast<size_t>(plan.pp));
-  // If the first and last tp rank are equal, all are.
+  // If the first and last tp ranks have equal sizes, all have.
   const auto of_rank = [&](int64_t t) { return parameter_sizes(job, *this, layers, static_cast<int>(t)); };
   const std::vector<ShardSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {
@@ -367,7 +367,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
     int64_t of_experts = 0;
     for (const UnitSizes& u : sizes.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
     const int64_t few = n / p.ep, common = (sizes.full(true) - of_experts) * s.grad;
-    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // bucket chunks add up to the total's
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // as if one array were reduced
     out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
             alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
     out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});
@@ -381,8 +381,8 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
   out.in_groups(1);
 }
 
-// Matrices sent to their owners and back, at given pipeline and tensor ranks: of experts, or with ep 1 of all other
-// layers.
+// Matrices sent to their owners and back, for one pipeline and tensor rank: matrices of experts or, with ep 1, of
+// everything else.
 void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& tp, const ShardSizes& sizes, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
   const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
