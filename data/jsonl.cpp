@@ -19,12 +19,12 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-// With ShareGPT's names.
+// Names of roles, including ShareGPT's.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys outside all shapes that would change the model's input, and content keys of messages.
+// kRefused: keys of a row that no shape uses but that would change the model's input. kShown: such keys of a message.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
@@ -33,8 +33,8 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "documents",  "image",         "images",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
-// Keys by which trainers exclude a message, and the values that exclude and include it: OpenAI and Mistral, Axolotl,
-// ms-swift and XTuner, torchtune, and other spellings in use.
+// Keys with which a message is excluded from the loss, and the values that exclude and include it: the keys of OpenAI
+// and Mistral, Axolotl, ms-swift and XTuner, torchtune, and other spellings in use.
 struct Flag {
   std::string_view key, excludes, includes;
 };
@@ -50,7 +50,8 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Substrings of other such keys, which exclude if false or 0, and if true or 1.
+// Substrings of further keys that seem to exclude a message: kLearns if the value is false or 0, kExcludes if it is
+// true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
 constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl: per character
@@ -128,7 +129,7 @@ std::string flag_keys() {
   return keys;
 }
 
-// nullopt without flags.
+// Whether the message's flags include it; nullopt if it has none.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -360,7 +361,8 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Returns the renamed keys that the row has; a missing key becomes null.
+// Renames keys of the row and returns the original keys that it has. The standard key of a pair is removed if its
+// alternative is missing.
 std::set<std::string> give_names(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();

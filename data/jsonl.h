@@ -58,7 +58,7 @@ inline constexpr std::string_view kOfMessages = " of messages";
 
 std::string_view to_string(Role role);
 
-// Alternatives: {{"prompt", "question"}}.
+// Standard and alternative key: {{"prompt", "question"}}.
 using KeyNames = std::vector<std::pair<std::string, std::string>>;
 // Parses "prompt=question,completion=answer". Throws Error (usage) naming the field `map`.
 KeyNames parse_key_names(std::string_view text);
@@ -103,7 +103,7 @@ struct Segment {
 // `automatic` is chatml for messages, alpaca for instructions and none otherwise.
 std::vector<Segment> render(const Example& example, ChatTemplate style, const std::string& what);
 
-// Empty if there is none.
+// The style as a Jinja template; empty if there is none.
 std::string_view jinja_source(ChatTemplate style);
 
 // Calls f with each row of a file, possibly compressed, and its line number from 1 (inside one object: its row number).

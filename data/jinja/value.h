@@ -134,7 +134,7 @@ Value operated(RenderContext& work, std::string_view op, const Value& a, const V
 // Formats values as Python's repr() or as JSON.
 struct Style {
   bool json = false, ascii = false, sorted = false;
-  std::optional<std::string> indent = {};  // per level
+  std::optional<std::string> indent = {};  // indentation per nesting level
   std::string comma = ", ", colon = ": ";
 };
 std::string written(RenderContext& work, const Value& v, const Style& style);
