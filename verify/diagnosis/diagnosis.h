@@ -40,7 +40,7 @@ struct TensorDifference {
   double found = 0, expected = 0;
 };
 
-// Over all ranks and steps.
+// Traffic over all ranks and steps.
 struct SentDifference {
   std::string axis, operation;  // "dp", "all_reduce"
   int64_t calls = 0, expected_calls = 0, bytes = 0, expected_bytes = 0;
