@@ -193,7 +193,7 @@ class ProgramTest : public testing::Test {
   }
   std::string files(const std::string& checkpoint) const { return weights(checkpoint) + optimizer(checkpoint); }
 
-  // The same without waiting for the end; standard output is discarded.
+  // Starts the program without waiting for its end; standard output is discarded.
   pid_t start(const std::string& arguments, const std::string& before = "") const {
     const pid_t child = fork();
     if (child != 0) return child;
@@ -263,7 +263,7 @@ class ProgramTest : public testing::Test {
     std::ofstream(checkpoint / name, std::ios::binary) << bytes;
     std::ofstream(checkpoint / "manifest.json") << with;
   }
-  // The same by name only; 0 if there is none.
+  // The step in the file `latest`, without validating checkpoints; 0 if there is none.
   int64_t newest_saved() const {
     const fs::path latest = checkpoints() / "latest";
     std::error_code error;

@@ -276,7 +276,7 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
     expect_refused(words);
     file("model.safetensors", kept);
   };
-  std::vector<std::byte> bytes;  // replaces a tensor's own
+  std::vector<std::byte> bytes;  // replaces a tensor's bytes
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {
     return [&, part, at, values = std::vector<int>(values)](std::map<std::string, TensorBytes>& tensors) {
       TensorBytes& t = tensors.at(layer + part);
