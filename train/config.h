@@ -48,7 +48,6 @@ struct Optimisation {
 constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
 Settings field_descriptors(Optimisation& optim);
 
-// The data, and how they become sequences of tokens.
 struct DataConfig {
   std::string source = "austen";  // the data: field `data`
   HeldOut held = {};
@@ -62,7 +61,6 @@ struct DataConfig {
   std::string map = {}, roles = {};  // renamed keys of an example, and renamed roles
 };
 
-// Initial weights, checkpoints and validations.
 struct RunConfig {
   std::optional<std::string> init = {}, base = {};               // initial model, and the base of its adapters
   std::optional<std::string> adapter_base = {}, base_hash = {};  // of adapters: the path and hash of the base model

@@ -73,7 +73,7 @@ std::string describe_nccl(const Plan& p) {
 
 namespace {
 
-// Why the job rules out cuDNN attention; empty if it does not.
+// Why the job rules out cuDNN attention, if it does.
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16)
     return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
@@ -100,7 +100,7 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// Why cuDNN rejects the run's attention on this GPU; empty if it does not.
+// Why cuDNN rejects the run's attention on this GPU, if it does.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})

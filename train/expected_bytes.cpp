@@ -202,7 +202,7 @@ class Sent {
     const int64_t max_bytes = through_root_ ? (n - 1) * bytes : bytes - bytes / n;
     add(axis, Op::all_gather, n, calls, half(n, bytes) * calls, max_bytes * calls);
   }
-  // `count` point-to-point messages on an axis; `max_bytes`: bytes of the busiest rank.
+  // `max_bytes`: bytes of the busiest rank.
   void messages(const std::string& axis, int64_t count, int64_t bytes, int64_t max_bytes) {
     if (count == 0) return;
     for (const Op op : {Op::send, Op::recv}) {

@@ -66,7 +66,7 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
 struct HostMemory {
   int64_t first = 0, ranks = 0;
   int64_t gathered = 0, more = 0;
-  std::string more_is = {};  // what `more` is for: "the oracle"
+  std::string more_is = {};  // "the oracle"
 };
 
 struct MemoryRefusal {

@@ -113,7 +113,7 @@ std::string schedule_name(const Plan& plan);
 
 // Whether ranks are processes rather than threads.
 bool has_processes(const Plan& plan);
-// Whether each rank has its own GPU and communicates over NCCL.
+// Implies one GPU per rank.
 bool uses_nccl(const Plan& plan);
 // Whether the plan splits the sums inside a matmul or softmax, and so agrees with one rank only up to rounding.
 // Includes cuDNN attention, whose rows may depend on the batch.

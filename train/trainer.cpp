@@ -170,8 +170,8 @@ StepReport Trainer::compute_gradients(StepRequest request) {
   queue_sums();
   StepReport r;
   r.grad_norm = std::sqrt(sum_of_squares());
-  // All tp ranks have the same loss, so one contributes it. With local updates, norms differ between replicas; their
-  // sum shows all ranks whether one is not finite.
+  // All tp ranks have the same loss, so one contributes it. With local updates, the sum of the replicas' norms reveals
+  // a non-finite one to all ranks.
   std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(request)};
   if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
   world_.sum(totals);
@@ -244,8 +244,7 @@ StepReport Trainer::step(StepRequest request) {
   return r;
 }
 
-// Validation passes have the size of a micro-batch, so they need no more memory than a step and use the same packed
-// weights.
+// Passes have the size of a micro-batch, so validation needs no more memory than a step and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
   if (const int64_t tokens = full_model_->config.context; split.context() != tokens)
     reject("mean_loss", fmt::format("rows of {} tokens, the `context`", tokens), fmt::format("{}", split.context()));

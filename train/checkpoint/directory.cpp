@@ -77,8 +77,8 @@ Json make_manifest(const fs::path& attempt, int64_t step, const std::string& abo
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
-// Renames `attempt` to `name`. An existing checkpoint exchanges names with it atomically, so its deletion is that of
-// the attempt; if the file system cannot exchange names, the existing checkpoint is renamed first.
+// Renames `attempt` to `name`, or atomically exchanges it with an existing checkpoint, which is then removed as an
+// attempt. If the file system cannot exchange names, renames the existing checkpoint first.
 void give_name(const fs::path& attempt, const fs::path& name) {
   std::error_code unknown;
   const bool taken = fs::is_directory(name, unknown);

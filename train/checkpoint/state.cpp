@@ -391,7 +391,7 @@ void check_replicas(Trainer& trainer) {
   const Tensor all = Tensor::empty({2 * max_count * world.size()}, DType::int64, host);
   world.all_gather(Tensor::of<int64_t>(mine, {2 * max_count}, host), all);
   world.reset_counts(before);
-  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // by slice and hash: the ranks that hold it
+  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // ranks by slice and hash
   const int64_t* const found = all.data<int64_t>();
   for (int r = 0; r < world.size(); ++r)
     for (int64_t i = 0; i < max_count; ++i) {

@@ -45,9 +45,8 @@ class RunTrainer : NotCopied {
 
   // The following are collective.
 
-  // Loads the newest complete checkpoint; `passed_over` receives the reasons for skipping newer ones. Returns false if
-  // the run has no checkpoint yet. Throws InputError if all checkpoints are damaged, and Error (usage) naming each key
-  // in which the run differs from the saved one.
+  // Loads the newest complete checkpoint; returns false if the run has none yet. `passed_over` and errors as for
+  // RunDirectory::saved().
   virtual bool resume(std::vector<std::string>& passed_over) = 0;
   virtual void begin_with(const FullTensors& weights) = 0;
   // Trains until all ranks have completed the same number of steps, at most `until`. Returns the strongest request of
