@@ -410,7 +410,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   try {
     segments = own ? own->render(answered, what) : render(answered, o.style, what);
   } catch (const InputError&) {
-    if (!own) throw;  // a model that cannot render this may still define the end in its settings
+    if (!own) throw;  // otherwise the model's settings may define the end
   }
   while (!segments.empty() && !segments.back().response) segments.pop_back();
   const Segment last = segments.empty() ? Segment() : segments.back();

@@ -61,7 +61,7 @@ class ExampleRows final : public Rows {
   std::vector<uint8_t> trained_;
   std::vector<int64_t> begins_{0};  // offset of each example, and end of the last
   std::vector<int64_t> members_;    // examples, row by row
-  std::vector<int64_t> row_ends_;   // end of each row in members_
+  std::vector<int64_t> row_ends_;   // indices in members_
   std::vector<int64_t> row_targets_;
   int64_t targets_ = 0, bytes_ = 0;
 };

@@ -33,8 +33,8 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "documents",  "image",         "images",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
-// Keys with which a message is excluded from the loss, and the values that exclude and include it: the keys of OpenAI
-// and Mistral, Axolotl, ms-swift and XTuner, torchtune, and other spellings in use.
+// Keys that control whether a message is trained on, with the values that exclude and include it: OpenAI and Mistral,
+// Axolotl, ms-swift and XTuner, torchtune, and other spellings in use.
 struct Flag {
   std::string_view key, excludes, includes;
 };
@@ -50,8 +50,7 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Substrings of further keys that seem to exclude a message: kLearns if the value is false or 0, kExcludes if it is
-// true or 1.
+// Substrings of further keys that seem to exclude a message: kLearns if false or 0, kExcludes if true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
 constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl: per character
@@ -129,7 +128,7 @@ std::string flag_keys() {
   return keys;
 }
 
-// Whether the message's flags include it; nullopt if it has none.
+// Whether flags include the message; nullopt without flags.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -361,8 +360,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Renames keys of the row and returns the original keys that it has. The standard key of a pair is removed if its
-// alternative is missing.
+// Renames keys of the row; returns the original keys found. A standard key without its alternative is removed.
 std::set<std::string> give_names(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();

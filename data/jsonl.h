@@ -103,7 +103,7 @@ struct Segment {
 // `automatic` is chatml for messages, alpaca for instructions and none otherwise.
 std::vector<Segment> render(const Example& example, ChatTemplate style, const std::string& what);
 
-// The style as a Jinja template; empty if there is none.
+// Empty if the style has none.
 std::string_view jinja_source(ChatTemplate style);
 
 // Calls f with each row of a file, possibly compressed, and its line number from 1 (inside one object: its row number).

@@ -192,7 +192,7 @@ class RowSplitter {
   int64_t depth_ = 0, max_depth_ = 0;  // nesting of brackets in a row
   int64_t keys_ = 0;                   // in the first row and its nested objects
   size_t mark_ = 0;                    // byte order mark
-  size_t checked_ = 1 << 19;           // size of the longest row for which memory was checked
+  size_t checked_ = 1 << 19;           // longest row for which memory was checked
   char last_ = 0;                      // last character other than white space
   bool started_ = false, in_list_ = false, list_ended_ = false, over_line_ = false, in_text_ = false, escaped_ = false;
 };

@@ -32,7 +32,7 @@ struct Text {
 
 struct HeldOut {
   double share = 0.1;
-  std::string file = {};  // validation file; if set, `share` is not held out
+  std::string file = {};  // replaces `share`
 
   // Number held out of n bytes, documents or examples.
   int64_t of(int64_t n) const;

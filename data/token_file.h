@@ -150,7 +150,6 @@ class Loader {
   // `tokens` must outlive the loader. Throws Error (usage) for sizes below 1 and a context not shorter than the split.
   Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
 
-  // Position of the sequence's first token.
   int64_t start(int64_t step, int64_t sequence) const;
   // Loads tokens and their successors, both (count, context). Throws Error (usage) for sequences outside the batch.
   void load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;

@@ -167,7 +167,6 @@ struct Builtin {
 };
 enum class Group : uint8_t { filters, tests, globals, text, dict };
 std::optional<Builtin> find_builtin(Group group, std::string_view name);
-// The method of this name for the value's type.
 std::optional<Builtin> find_method(const Value& of, const Value& name);
 // Moves named arguments to their positions. Throws InputError.
 Value apply(const Builtin& builtin, Call call);
