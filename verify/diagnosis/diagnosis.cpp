@@ -201,7 +201,6 @@ bool integer_shares(const Symptoms& s, bool twice) {
   return !found.empty() && found.complete && twice != found.twice.empty();
 }
 
-// The first probe that passes.
 const Probe* passing(const Observations& o) {
   const auto found = std::ranges::find_if(o.probes, [](const Probe& p) { return p.passes; });
   return found == o.probes.end() ? nullptr : &*found;
