@@ -12,8 +12,7 @@
 
 namespace tessera::lab {
 
-// A typical mistake and the values that it would produce. The last guess may repeat the values found, as a fallback
-// cause.
+// A typical mistake and its result. The last guess may repeat the values found, as a fallback cause.
 struct Guess {
   std::string cause;
   std::vector<double> would_be;
