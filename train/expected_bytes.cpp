@@ -280,7 +280,7 @@ Buckets buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
 
 // Rank 0 scatters ids, losses and the logits' gradient, gathers logits, reduces gradients, broadcasts parameters.
 void add_dataparallel(Sent& out, const PlanSizes& s, const ShardSizes& sizes) {
-  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
+  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of a rank per step
   const int64_t logits = tokens * s.config.vocab * s.value;
   const int64_t values = sizes.full(true) * s.value, dealt = others * (4 * tokens + 8 * s.m + logits);
   out.sum_directly("dp", n, 8 * std::ssize(sizes.units));  // the norm
@@ -320,7 +320,7 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
   for (const UnitSizes& u : sizes.units)
     for (int64_t group = 0; group < u.ep; ++group) {
       const std::string over = u.ep > 1 ? "edp" : axis;
-      const int64_t ranks = n / u.ep, once = u.trainable ? 1 : 0;  // after each update
+      const int64_t ranks = n / u.ep, once = u.trainable ? 1 : 0;  // once: after each update
       if (u.trainable) out.reduce_scatter(over, ranks, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
       out.all_gather(over, ranks, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
       if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
@@ -367,7 +367,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
     int64_t of_experts = 0;
     for (const UnitSizes& u : sizes.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
     const int64_t few = n / p.ep, common = (sizes.full(true) - of_experts) * s.grad;
-    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // as if one array were reduced
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // buckets' chunks add up to one array's
     out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
             alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
     out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});
