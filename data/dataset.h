@@ -90,8 +90,8 @@ Dataset make_dataset_from(const std::vector<std::string>& sources, const Tokeniz
 // One JSONL file of documents, cached.
 Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
 
-// llm.c token files: `file`, validated on the file whose name has "val" in place of "train" or, without one, on its own
-// last tenth. The tokenizer must be a directory because the files do not contain one.
+// llm.c token files: `file`, validated on the file whose name has "val" in place of "train", otherwise on its own last
+// tenth. The tokenizer must be a directory because the files do not contain one.
 Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                     const std::filesystem::path& directory);
 
