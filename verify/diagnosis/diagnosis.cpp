@@ -138,7 +138,7 @@ bool norm(Symptoms& s) {
 bool narrow_sums(Symptoms& s) {
   const auto bytes = static_cast<double>(s.sent->bytes), expected = static_cast<double>(s.sent->expected_bytes);
   return s.sent->calls == s.sent->expected_calls && bytes != 0 && std::abs(2 * bytes / expected - 1) < 0.1 &&
-         std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // in bf16, none differs
+         std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // none if bf16
 }
 
 // A shard is reduced over ranks that do not hold its replicas, so the groups differ immediately.
