@@ -189,7 +189,7 @@ std::vector<Case> implementations(const Collective& collective, Backend backend)
   return out;
 }
 
-// For rounds of similar duration.
+// Calls per round, for rounds of similar duration.
 int64_t default_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
 
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
