@@ -50,7 +50,7 @@ struct Failure {
 // none, and rethrows its exceptions as Error.
 using Ask = std::function<std::string(const std::function<std::string()>& local)>;
 
-// A check of a grader and its points. Checks are ordered by dependency: no points follow a failed one.
+// A check of a grader and its points. Checks are ordered by dependency; no points after a failed check.
 struct Bound {
   std::string_view name;
   int points = 0;
