@@ -235,7 +235,7 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
   }
   if (!exhaustive) {
     for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
-    std::vector<Candidate*> in_turn;  // for schedule caching
+    std::vector<Candidate*> in_turn;  // sorted, so that PipelineClock caches schedules
     for (Candidate& c : simulated) in_turn.push_back(&c);
     std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
       const Plan& p = c->layout.plan;
