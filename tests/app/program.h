@@ -219,7 +219,7 @@ class ProgramTest : public testing::Test {
     return error ? 0 : bytes;
   }
 
-  // The run in "run", which may be disturbed at any time.
+  // The following functions inspect the run in "run" at any time.
   fs::path checkpoints() const { return path("run/checkpoints"); }
   // Names of incomplete files and directories, as printed by the program.
   std::vector<std::string> partial_files() const {

@@ -140,7 +140,7 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
     }};
     const VerifyResult r = verify(job, hooks);
     EXPECT_TRUE(r.passed() && r.bitwise) << words << ": " << testing::PrintToString(r.failures);
-    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both
+    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both skipped modules
   }
 }
 
