@@ -74,7 +74,7 @@ Plan with_backend(const TrainOptions& o) {
   return p;
 }
 
-// The number of ranks of an MPI job or --ranks; 0 if neither is given.
+// 0 if neither an MPI job nor --ranks specifies it.
 int64_t given_ranks(const TrainOptions& o, const Plan& p) {
   if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();

@@ -30,7 +30,7 @@ struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
   double momentum = 0.9;                      // for sgd, and for muon's matrices
   double lr = 1e-3;                           // after warm-up
-  std::optional<double> min_lr = {};          // at the end of the cosine; unset: lr / 10
+  std::optional<double> min_lr = {};          // at the end of the cosine decay; unset: lr / 10
   double min_lr_share = 0, warmup_share = 0;  // fractions of lr and of steps; 0: min_lr and warmup apply
   int64_t warmup = 100, steps = 3000;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
@@ -48,7 +48,6 @@ struct Optimisation {
 constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
 Settings field_descriptors(Optimisation& optim);
 
-// The data, and how they become sequences of tokens.
 struct DataConfig {
   std::string source = "austen";  // the data: field `data`
   HeldOut held = {};
@@ -62,7 +61,6 @@ struct DataConfig {
   std::string map = {}, roles = {};  // renamed keys of an example, and renamed roles
 };
 
-// Initial weights, checkpoints and validations.
 struct RunConfig {
   std::optional<std::string> init = {}, base = {};               // initial model, and the base of its adapters
   std::optional<std::string> adapter_base = {}, base_hash = {};  // of adapters: the path and hash of the base model
@@ -74,11 +72,11 @@ struct RunConfig {
   int64_t patience = 0;                   // validations without improvement that end the run; 0: unlimited
   int64_t check_replicas = 0;             // steps between checks; 0: only when saving
   bool no_save = false, no_eval = false;
-  int64_t dump = 0;  // a step; 0: none
+  int64_t dump = 0;  // the step to dump; 0: none
 };
 
 struct TrainConfig {
-  ModelConfig model = {};  // vocab 0: unknown yet
+  ModelConfig model = {};  // vocab 0: not yet known
   Optimisation optim = {};
   Plan plan = {};
   ModelFactory make = make_model;  // replaceable by a custom model's factory
@@ -96,7 +94,7 @@ void check_sizes(const TrainConfig& job);
 void check_backend(const Plan& plan, int64_t ranks);
 // Throws FieldError if the plan does not divide the batch, the heads or the tokens.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
+// Runs the checks above, and checks this machine's memory and devices. `traced`: the step's actions are traced.
 void check(const TrainConfig& job, bool traced = false);
 
 // Whether any checkpoint before the last one is written in the background from a copy.
@@ -104,7 +102,7 @@ bool saves_in_background(const TrainConfig& config);
 
 // The full model's config; an unset vocabulary becomes `tokens_vocab`. Throws FieldError if a set one is smaller.
 ModelConfig model_config(const TrainConfig& job, int64_t tokens_vocab);
-// As meta tensors.
+// The full model with meta tensors.
 std::unique_ptr<LanguageModel> full_model(const TrainConfig& job, int64_t tokens_vocab);
 DataOptions data_options(const TrainConfig& job);
 // Optimizer bytes per trainable parameter, or (`matrices`) per element of full-matrix updates: moments and master copy.

@@ -205,7 +205,6 @@ class VerifiedRank {
     return out;
   }
 
-  // Counts of all axes, and of copies to the GPU.
   std::vector<int64_t> counts_now() {
     std::vector<int64_t> out;
     for (const Communicator* axis : trainer_.communicators())

@@ -310,7 +310,7 @@ TEST_F(SignalsTest, SignalsStopValidationAndSaveCompletedSteps) {
   }
 }
 
-// A run that was stopped before its validation makes it up.
+// A run that was stopped before a validation performs it when it is resumed.
 TEST_F(SignalsTest, ResumedRunRepeatsInterruptedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
   const std::string all_records = read_file(path("run/metrics.jsonl"));

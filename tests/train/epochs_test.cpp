@@ -108,7 +108,7 @@ TEST_F(EpochsTest, ShuffleSingleFileOnlyOnRequest) {
 TEST_F(EpochsTest, MixtureSourcesHaveSeparateEpochs) {
   const Dataset data = mixture();
   const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
-  const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
+  const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 by source
   std::multiset<int32_t> expected;                                      // the windows of complete epochs
   int64_t begun = 0;
   for (size_t k = 0; k < 3; ++k) {
@@ -176,7 +176,7 @@ void expect_near(const Values& found, const Values& expected, const std::string&
   }
 }
 
-// Each of a worker's rows separately on one rank with the initial weights.
+// Losses and gradients of each of a worker's rows, computed separately on one rank with the initial weights.
 Values rows_alone(const TrainConfig& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
   const auto model = full_model(job, kVocab);
@@ -311,7 +311,7 @@ class ValidationTest : public testing::Test {
     return job;
   }
 
-  // On one rank without dropout, independent of plans.
+  // The splits' losses on one rank without dropout, independent of plans.
   static std::vector<double> expected(const TrainConfig& job) {
     ModelConfig config = job.model;
     config.dropout = 0;
@@ -327,7 +327,7 @@ class ValidationTest : public testing::Test {
     return out;
   }
 
-  // On each rank, for each split.
+  // The splits' losses under the job's plan, by rank.
   std::vector<std::vector<double>> found(const TrainConfig& job) const {
     const Values values = drawn_values(*full_model(job, kVocab));
     std::vector<std::vector<double>> out(static_cast<size_t>(job.plan.ranks()));

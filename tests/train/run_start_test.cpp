@@ -58,7 +58,7 @@ TrainConfig source_job(const TrainConfig& job) {
 
 using Weights = std::map<std::string, std::vector<float>>;
 
-// Weights far from all initial ones, by name, so that a run that ignores them has another loss.
+// Weights by name, far from all initial ones, so that a run that ignores them has a different loss.
 Weights source_weights(const TrainConfig& job) {
   Weights out;
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
@@ -208,7 +208,7 @@ TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   EXPECT_EQ(refused, expected);
 }
 
-// Adapters loaded with their base, and new ones that start as their base.
+// Adapters loaded with their base, and new adapters, with which the model initially equals its base.
 TEST_F(RunStart, AdaptersStartFromBaseModel) {
   Refusals refused;
   for (const bool loaded : {true, false})

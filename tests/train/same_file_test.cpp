@@ -34,7 +34,7 @@ File run(const TrainConfig& job, int64_t to, const File* start = nullptr, int64_
   return end;
 }
 
-// After all steps of the job under a plan.
+// The file after all steps of the job under a plan.
 File train_to_file(TrainConfig job, Plan plan) {
   plan.threads_per_rank = 1;
   job.plan = plan;
@@ -266,7 +266,7 @@ void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTenso
   }
 }
 
-// All state outside of the model, on rank 0: with local updates of each replica, including its values.
+// All state except the model, on rank 0; with local updates, each replica's state and values.
 std::vector<NamedTensor> full_states(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().local_updates;
   std::vector<NamedTensor> out = whole_state(trainer);

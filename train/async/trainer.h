@@ -20,7 +20,7 @@ namespace tessera {
 class AsyncTrainer {
  public:
   // Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if some targets are not
-  // trained: a single worker's update has no batch to average over.
+  // trained: a single worker's update has no global batch to average over.
   AsyncTrainer(const TrainConfig& job, Sequences sequences, Communicator& world);
 
   AsyncServer& server() { return server_; }
