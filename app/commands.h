@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-int run(const TrainOptions& options);
+int run(const TrainCommand& command);
 int run(const VerifyOptions& options);
 int run(const GenerateOptions& options);
 int run(const EvaluateOptions& options);
@@ -26,7 +26,7 @@ struct Print {
   std::string text;
 };
 using Command =
-    std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
+    std::variant<TrainCommand, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
                  PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for unknown commands and options and for missing or invalid values; InputError for an unreadable
