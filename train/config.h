@@ -1,5 +1,5 @@
 // The configuration of a training run: model, hyperparameters, parallelization plan, data and files. Code below the
-// command line reads nothing else. Only the text of config.toml depends on which fields a user set (`given`).
+// command line reads nothing else.
 //
 //   TrainConfig config{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
 //   check(config);
@@ -10,10 +10,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -84,8 +82,6 @@ struct TrainConfig {
   RunConfig run = {};
   std::string preset = "gpt-nano";    // the named sizes that `model` extends
   std::optional<int64_t> ranks = {};  // the requested number of ranks, if any
-  // The derived fields (Field::open) in config.toml: those that a user set or, if nullopt, all that apply.
-  std::optional<std::set<std::string, std::less<>>> given = {};
 };
 
 // Throws FieldError for invalid model sizes, or if `microbatches` does not divide the batch.

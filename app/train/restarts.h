@@ -21,7 +21,7 @@
 namespace tessera {
 
 // Returns the exit status of the last start, or 3 if it was killed.
-int run_with_restarts(const TrainOptions& options, const std::vector<std::string>& args);
+int run_with_restarts(const TrainCommand& command, const std::vector<std::string>& args);
 
 // The launcher's arguments without its own options, followed by `more`.
 std::vector<std::string> start_args(const std::vector<std::string>& args, const std::vector<std::string>& more);

@@ -74,7 +74,7 @@ TrainConfig alone(TrainConfig job) {
   return job;
 }
 
-void expect_dump_of_one_rank(const TrainOptions& o) {
+void expect_dump_of_one_rank(const TypedOptions& o) {
   const TrainConfig job = verifiable(resolve(o));
   const test::Exchange one, all;
   const std::string file = fmt::format("dump_{}.safetensors", o.run.dump);
@@ -90,8 +90,8 @@ void expect_dump_of_one_rank(const TrainOptions& o) {
 using namespace test;
 
 // At most 12 ranks; with an optimizer that does not amplify rounding.
-TrainOptions draw_dumped(Draw& d) {
-  TrainOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
+TypedOptions draw_dumped(Draw& d) {
+  TypedOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
   do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
   while (o.plan.ranks() > 12);
   draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "train/config_file.h"
 #include "train/run/metrics.h"
 #include "train/run/trainer.h"
 #include "train/usage.h"
@@ -37,6 +38,7 @@ struct RunSetup {
   // Initial weights; empty: sampled from the seed. Not called if a checkpoint is resumed.
   std::function<FullTensors(const ModelConfig& model)> weights = {};
   Trace* trace = nullptr;
+  const FieldNames* set = nullptr;  // as in to_toml()
 };
 
 struct RunStart {

@@ -21,6 +21,7 @@ namespace tessera {
 struct RunFiles {
   const TrainConfig& config;
   const RunDirectory& directory;
+  std::string toml;                  // text of config.toml
   const Dataset* dataset = nullptr;  // null: no tokenizer, no checksums of the data
 };
 
