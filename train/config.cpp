@@ -87,9 +87,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
   if (p.dp_mode == DataMode::ps_sync) return ParameterServerOptions{servers};
   if (p.dp_mode == DataMode::ps_async) return AsyncServerOptions{servers};
   if (p.dp_mode == DataMode::diloco)
-    return DilocoOptions{.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = steps},
-                         .outer_lr = p.outer_lr,
-                         .outer_momentum = p.outer_momentum};
+    return DilocoOptions{.sync = sync_steps(p, steps), .outer_lr = p.outer_lr, .outer_momentum = p.outer_momentum};
   if (p.zero != ZeroStage::none)
     return ZeroOptions{.stage = static_cast<int>(p.zero), .shard_ranks = static_cast<int>(p.shard_ranks)};
   return DdpOptions{.bucket_bytes = static_cast<int64_t>(p.bucket_mb * kMegabyte)};

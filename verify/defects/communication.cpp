@@ -142,9 +142,7 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
 }
 
 void forget_outer_step(VerifyHooks& hooks, const Job& job) {
-  const Plan& p = job.plan;  // of several fragments, the second is synchronized first
-  const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
-  hooks.update = [first = std::min(first, job.optim.steps)](Trainer& t, const StepReport& r) {
+  hooks.update = [first = sync_steps(job.plan, job.optim.steps).first()](Trainer& t, const StepReport& r) {
     if (t.steps_done() + 1 != first) return t.update(r);
     t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
     t.strategy().set_steps_done(first);
