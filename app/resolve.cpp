@@ -55,7 +55,7 @@ ModelConfig model_config(const TrainOptions& o) {
 
 Optimisation make_optimisation(const TrainOptions& o) {
   Optimisation out = o.optim;
-  if (!o.gives("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
+  set_defaults(out, [&](std::string_view field) { return o.gives(field); });
   out.document_mask = out.document_mask || o.data.pack;
   return out;
 }

@@ -237,9 +237,10 @@ std::vector<InjectedFault> defects_of_groups() {
              Requirement{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
        forget_outer_step},
       {"silent-owner", "owners of matrices do not send their orthogonalized updates", "silent-owner", kEverywhere,
-       wants(kDataRanks, kDdp, kDirect,
-             Requirement{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
-             kNoShards, kNoAdapters),
+       wants(
+           kDataRanks, kDdp, kDirect,
+           Requirement{"optimizer", "muon", [](const Job& j) { return find_row(j.optim.optimizer).updates_matrices; }},
+           kNoShards, kNoAdapters),
        injects([](const Job& j) {
          return silent({data_axis(j), "edp"}, Op::broadcast);
        })},
