@@ -285,7 +285,7 @@ std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const 
   std::vector<Var> v;
   for (const Shape& shape : {Shape{2, 16, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}})
     v.emplace_back(drawn(shape, v.size()), !(way.frozen && v.size() == 1));
-  const Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, way.recompute);
+  const Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = way.recompute});
   DeferredWeightGrads later;
   backward(y, {.seed = drawn({2, 16, 24}, 9), .defer = way.deferred ? &later : nullptr});
   later.run();
