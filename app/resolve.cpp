@@ -57,7 +57,7 @@ ModelConfig model_config(const TypedOptions& o) {
 
 Optimisation make_optimisation(const TypedOptions& o) {
   Optimisation out = o.optim;
-  if (!o.is_set("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
+  set_defaults(out, [&](std::string_view field) { return o.is_set(field); });
   out.document_mask = out.document_mask || o.data.pack;
   return out;
 }

@@ -19,7 +19,8 @@ class Network : public Module {
   Var forward(const Var& x) override { return out_(hidden_(x)); }
 
  private:
-  Linear& hidden_ = child<Linear>("hidden", 2, 32, Linear::Options{.deviation = 1, .activation = Activation::gelu});
+  Linear& hidden_ = child<Linear>("hidden", 2, 32,
+                                  Linear::Options{.deviation = 1, .activation = ActivationOptions{Activation::gelu}});
   Linear& out_ = child<Linear>("out", 32, 1, Linear::Options{.deviation = 0.2});
 };
 

@@ -10,9 +10,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/chat_template.h"
@@ -26,12 +28,13 @@ namespace tessera {
 // Hyperparameters and other settings independent of the plan. Equal settings mean the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = 0.9;                      // for sgd, and for muon's matrices
-  double lr = 1e-3;                           // after warm-up
-  std::optional<double> min_lr = {};          // at the end of the cosine decay; unset: lr / 10
-  double min_lr_share = 0, warmup_share = 0;  // fractions of lr and of steps; 0: min_lr and warmup apply
+  double momentum = OptimizerDefaults().momentum;  // for sgd, and for muon's matrices
+  double lr = OptimizerDefaults().lr;              // after warm-up
+  std::optional<double> min_lr = {};               // at the end of the cosine decay; unset: lr / 10
+  double min_lr_share = 0, warmup_share = 0;       // fractions of lr and of steps; 0: min_lr and warmup apply
   int64_t warmup = 100, steps = 3000;
-  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
+  double weight_decay = OptimizerDefaults().weight_decay;
+  double beta1 = OptimizerDefaults().beta1, beta2 = OptimizerDefaults().beta2;
   double clip = 1;               // maximum global gradient norm; 0: no clipping
   int64_t batch = 12;            // global batch: sequences per step over all ranks
   int64_t seed = 1337;           // of weights, data order and dropout
@@ -45,6 +48,8 @@ struct Optimisation {
 
 constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
 Settings field_descriptors(Optimisation& optim);
+// Fields for which `is_set` is false receive the optimizer's defaults (optim/rules.h).
+void set_defaults(Optimisation& optim, const std::function<bool(std::string_view field)>& is_set);
 
 struct DataConfig {
   std::string source = "austen";  // the data: field `data`

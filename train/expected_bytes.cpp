@@ -337,23 +337,15 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
     out.all_gather("edp", n / p.ep, 1, of_experts / UnitSizes::kBlock * 8);
 }
 
-// Fragment p has outer steps at p H / P + k H (p = 0: k >= 1) and at the run's last step.
-int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last) {
-  const int64_t first = fragment == 0 ? p.sync_every : fragment * p.sync_every / p.sync_fragments;
-  const int64_t times = steps < first ? 0 : (steps - first) / p.sync_every + 1;
-  const bool once_more = steps >= last && (last < first || (last - first) % p.sync_every != 0);
-  return times + (once_more ? 1 : 0);
-}
-
 // Context ranks reduce gradients; fragments are synchronized over the data axis.
-void add_alone(Sent& out, const PlanSizes& s, const ShardSizes& sizes, int64_t steps, int64_t last) {
+void add_alone(Sent& out, const PlanSizes& s, const ShardSizes& sizes, int64_t steps, const SyncSteps& sync) {
   const Plan& p = s.plan;
   out.in_groups(p.dp);
   out.all_reduce("cp", p.cp, 1, sizes.full(true) * s.grad, s.grad);
   out.in_groups(p.cp);
   for (int64_t fragment = 0; fragment < p.sync_fragments; ++fragment) {
     const int64_t size = sizes.fragment_size(fragment, p.sync_fragments, s.config.layers);
-    out.in_steps(outer_steps(p, fragment, steps, last));
+    out.in_steps(sync.count(fragment, steps));
     if (size > 0) out.all_reduce("dp", p.dp, 1, size * s.grad, s.grad);
   }
   out.in_steps(steps);
@@ -538,7 +530,7 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
       else if (p.dp_mode == DataMode::ps_sync)
         add_server(out, s, p.servers, sizes);
       else if (p.dp_mode == DataMode::diloco)
-        add_alone(out, s, sizes, steps, job.optim.steps);
+        add_alone(out, s, sizes, steps, sync_steps(job.plan, job.optim.steps));
       else
         add_data(out, s, p, sizes);
       for (const int64_t ep : std::set<int64_t>{1, p.ep}) add_owners(out, s, stage, sizes, ep);

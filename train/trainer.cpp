@@ -83,7 +83,8 @@ Trainer::Trainer(const TrainConfig& job, Sequences sequences, Communicator& worl
   find_units();
   join_tied_weights();
   tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), part_->positions(), strategy(), arena_);
-  if (job.optim.optimizer == OptimizerKind::muon) matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
+  if (find_row(job.optim.optimizer).updates_matrices)
+    matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
   optimizer_ = make_optimizer(job_, strategy().shards(), matrices_ ? matrices_->hook() : nullptr);
   strategy().set_masters(optimizer_->masters());
   make_graph();

@@ -30,7 +30,7 @@ HOT = {
         r"cross_entropy_in_place_kernel<": [STORES],
         r"row_kernel<.*true>\(": [LOADS],
     },
-    "activations.cu.o": {r"columns_kernel<\w+, true, (BiasGelu|Swiglu)(Forward|Backward)<": [LOADS, STORES]},
+    "activations.cu.o": {r"columns_kernel<\w+, true, (BiasActivation|Gated)(Forward|Backward)<": [LOADS, STORES]},
     "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
     "experts/cuda/rows.cu.o": {},
     "experts/cuda/rows_bf16.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},

@@ -92,9 +92,9 @@ std::vector<WrongCall> wrong_calls() {
   add("norm: undefined gamma", kUndefined, [](auto&, Draw&) { norm(var({2, 4}), Var(), Var(), {.center = false}); });
   add("add_norm: undefined y", kUndefined, [](auto&, Draw&) { add_norm(var({2, 4}), Var(), var({4}), var({4})); });
   add("softmax: ()", "softmax", [](auto&, Draw&) { softmax(var({})); });
-  add("bias_gelu: bias", "bias_gelu", [](auto&, Draw& d) { bias_gelu(var({2, 4}), var({d.between(5, 9)})); });
-  add("swiglu: odd", "swiglu", [](auto&, Draw& d) { swiglu(var({2, 2 * d.between(0, 5) + 1})); });
-  add("swiglu: undefined", kUndefined, [](auto&, Draw&) { swiglu(Var()); });
+  add("bias_gelu: bias", "bias_gelu", [](auto&, Draw& d) { activate(var({2, 4}), {}, var({d.between(5, 9)})); });
+  add("swiglu: odd", "swiglu", [](auto&, Draw& d) { activate(var({2, 2 * d.between(0, 5) + 1}), {.gated = true}); });
+  add("swiglu: undefined", kUndefined, [](auto&, Draw&) { activate(Var(), {.gated = true}); });
   add("embedding: id", "embedding", [](auto&, Draw& d) {
     const Tensor ids = ints({3});
     ids.data<int32_t>()[1] = static_cast<int32_t>(d.of({negative(d), d.between(5, 1'000'000)}));

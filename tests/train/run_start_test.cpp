@@ -188,7 +188,7 @@ void for_each_start(const std::string& what, Refusals& refused, const std::funct
 TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   Refusals refused;
   for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
-    for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
+    for (const std::string_view optimizer : kOptimizerNames)
       for_each_start(
           fmt::format("{} {}/{}", optimizer, to_string(precision.dtype), to_string(precision.state)), refused,
           [&](const Plan& plan) {
