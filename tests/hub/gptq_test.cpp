@@ -121,7 +121,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
       EXPECT_EQ(file.contains("transformer.h.0.attn.c_attn.qweight"), config.family == Family::gpt2);
       EXPECT_FALSE(file.contains("model.layers.1.self_attn.k_proj.weight"));
       EXPECT_EQ(json("config.json").at("quantization_config"), json("quantize_config.json"));
-      for (const bool in_config : {true, false}) {  // older directories have only the other file
+      for (const bool in_config : {true, false}) {  // older directories have only quantize_config.json
         Json said = json("config.json");
         if (!in_config) said.erase("quantization_config");
         write("config.json", said);

@@ -1,5 +1,5 @@
-// Rows read by ranks: every window once per epoch under any layout; the rows of workers with local updates; and all of
-// a split for validation.
+// Rows read by ranks: every window once per epoch under any layout; the rows of asynchronous workers; and all rows of a
+// split for validation.
 
 #include <algorithm>
 #include <array>
@@ -104,7 +104,7 @@ TEST_F(EpochsTest, ShuffleSingleFileOnlyOnRequest) {
   EXPECT_NE(firsts(make_sequences(data, kContext, 5, 3), 5, 0, 10), seen);
 }
 
-// A data set in a mixture has its own epochs, independent of the others.
+// Each dataset of a mixture has separate epochs.
 TEST_F(EpochsTest, MixtureSourcesHaveSeparateEpochs) {
   const Dataset data = mixture();
   const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
@@ -209,7 +209,7 @@ Values one_rank(TrainConfig job, int64_t step) {
   return out;
 }
 
-// By worker and clock.
+// Losses and gradients by worker and clock.
 std::vector<std::vector<Values>> worker_values(const TrainConfig& job) {
   std::vector<std::vector<Values>> out(static_cast<size_t>(job.plan.dp));
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -248,7 +248,7 @@ TEST_F(AsyncWorkers, ComputeTheirRowsOfEachStep) {
     }
 }
 
-// A run in its natural order, recording its loads: each row of each step once, by the worker that owns it.
+// A run in its natural order loads each row of each step once, on the worker that owns it.
 TEST_F(AsyncWorkers, LoadEachRowOnce) {
   const TrainConfig job = make_job(3, 2);
   std::mutex one_at_a_time;

@@ -1,4 +1,4 @@
-// What a run begins with: loaded weights, or the state of a run under another plan, in every layout, dtype and
+// The initial state of a run: loaded weights, or the state of a run under another plan, in every layout, dtype and
 // optimizer. The loss before the first step and of its batch is the source's, and steps with a learning rate of 0
 // change nothing, so master weights, the synchronized copy of DiLoCo and servers' shards have been loaded too.
 

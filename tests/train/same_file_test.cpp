@@ -76,8 +76,8 @@ TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   }
 }
 
-// With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
-// after each micro-batch.
+// With several ranks and several micro-batches per rank, there are two possible files: some plans reduce over ranks
+// once, others after each micro-batch.
 TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
@@ -97,7 +97,7 @@ TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   }
 }
 
-// A pipeline sums the two uses of a tied weight in another order than one rank, which requires an option.
+// A pipeline and one rank sum the gradients of a tied weight's two uses in different orders unless `tie_copies` is set.
 TEST(CheckpointBytes, MatchForTiedWeightsOnlyWithTieCopies) {
   const TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                         .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};

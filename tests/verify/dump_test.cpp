@@ -160,7 +160,7 @@ TEST(Dump, AbortedDumpLeavesNoFile) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-// Hooks are missing on one rank: the file would have zeros there.
+// Hooks are missing on one rank, so the file would contain zeros in place of its values.
 TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=1")));

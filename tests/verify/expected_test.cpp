@@ -119,7 +119,8 @@ TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
   EXPECT_EQ(sent(o, "broadcast", "edp"), 4 * 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), (1088 + 2 * 3072) * 4 + (512 + 3 * 16) * 8);
   // Shards of 512: the third rank owns the router, which is in its shard; the second rank sends 256 elements of qkv. An
-  // expert's shards are 1536: of one expert the first rank owns both matrices, of the other the second does.
+  // expert's shards are 1536: the first rank owns both matrices of one expert, the second rank those of the other
+  // expert.
   o["zero"] = 1;
   EXPECT_EQ(sent(o, "send"), 2 * 256 * 4);
   EXPECT_EQ(sent(o, "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
