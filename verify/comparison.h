@@ -1,4 +1,4 @@
-// Step-by-step comparison of a run with the oracle, and its tolerance.
+// Step-by-step comparison of a run with the oracle.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -52,6 +52,7 @@ class Comparison {
 // One line per failing value and tensor of the first failing step, then one line per later step.
 std::vector<std::string> to_lines(const VerifyResult& result);
 
+<<<<<<< HEAD
 // Relative tolerance (2-norms) of each tensor of a plan that splits sums: 1e-12 in float64; in fp32 and bf16 k 1.03^L
 // eps with L layers. k is calibrated in the same run as four times the largest difference, over tensors and steps,
 // between the gradients of two serial runs with different summation orders (all sequences of a rank at once, and one by
@@ -74,4 +75,6 @@ Tolerance compute_tolerance(const TrainConfig& job, const Sequences& sequences,
 void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
                        const VerifyHooks& hooks, VerifyResult& result);
 
+=======
+>>>>>>> split
 }  // namespace tessera

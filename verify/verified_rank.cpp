@@ -1,4 +1,6 @@
 // A rank of the plan, compared with the oracle step by step.
+#include "verify/verified_rank.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -13,6 +13,7 @@
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
 #include "verify/comparison.h"
+#include "verify/tolerance.h"
 
 namespace tessera {
 namespace {
