@@ -20,6 +20,7 @@
 #include "app/output.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
+#include "data/json_rows.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
@@ -114,7 +115,7 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
   return {all};
 }
 
-// Each independent DiLoCo replica has its own state, which cannot be converted to another number of replicas.
+// DiLoCo replicas have separate states, so their number must not change.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(

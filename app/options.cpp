@@ -357,7 +357,7 @@ void throw_with_options(const Error& error) {
   throw Errors(messages, error.status());
 }
 
-// Whether `text` contains `name` as a complete word.
+// Matches complete words only.
 static bool has_name(std::string_view text, const std::string& name) {
   const auto is_letter = [&](size_t at) {
     return at < text.size() && std::isalnum(static_cast<uint8_t>(text[at])) != 0;

@@ -10,7 +10,7 @@
 #include "base/bad_input.h"
 #include "base/error_list.h"
 #include "base/setting.h"
-#include "data/jsonl.h"
+#include "data/chat_template.h"
 #include "train/config_file.h"
 
 namespace tessera {

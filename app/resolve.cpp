@@ -19,10 +19,12 @@
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "base/files.h"
+#include "data/json_rows.h"
 #include "data/jsonl.h"
 #include "data/mixture.h"
 #include "data/text.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 
 namespace tessera {
 
@@ -56,7 +58,7 @@ ModelConfig model_config(const TypedOptions& o) {
 
 Optimisation make_optimisation(const TypedOptions& o) {
   Optimisation out = o.optim;
-  if (!o.is_set("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
+  set_defaults(out, [&](std::string_view field) { return o.is_set(field); });
   out.document_mask = out.document_mask || o.data.pack;
   return out;
 }
@@ -74,7 +76,7 @@ Plan with_backend(const TypedOptions& o) {
   return p;
 }
 
-// The number of ranks of an MPI job or --ranks; 0 if neither is given.
+// 0 if neither an MPI job nor --ranks specifies it.
 int64_t given_ranks(const TypedOptions& o, const Plan& p) {
   if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();

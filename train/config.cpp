@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -19,7 +22,46 @@ namespace {
 constexpr double kMegabyte = 1 << 20;
 constexpr double kMaxSteps = 1e12;  // so that steps times ranks stays far below 2^63
 
+// A field whose default may depend on the optimizer.
+struct Hyperparameter {
+  std::string_view name;
+  double Optimisation::*field;
+  double OptimizerDefaults::*value;
+  std::string help;  // ends with the defaults that differ: "...; muon: 0.95"
+};
+
+const std::vector<Hyperparameter>& hyperparameters() {
+  using O = Optimisation;
+  using D = OptimizerDefaults;
+  static const std::vector<Hyperparameter> all = [] {
+    std::vector<Hyperparameter> out{
+        {"lr", &O::lr, &D::lr, "learning rate after warm-up"},
+        {"weight_decay", &O::weight_decay, &D::weight_decay, "weight decay of matrices (none for other parameters)"},
+        {"beta1", &O::beta1, &D::beta1, "Adam's decay rate of the first moment"},
+        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"},
+    };
+    for (Hyperparameter& h : out)
+      for (const OptimizerRow& row : kOptimizers)
+        if (row.defaults.*h.value != D().*h.value) h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
+    out.push_back({"momentum", &O::momentum, &D::momentum,
+                   fmt::format("momentum of sgd [{}], or of the matrices under muon [{}]", D().momentum,
+                               find_row(OptimizerKind::muon).defaults.momentum)});
+    return out;
+  }();
+  return all;
+}
+
+std::string_view hyperparameter_help(std::string_view name) {
+  return std::ranges::find(hyperparameters(), name, &Hyperparameter::name)->help;
+}
+
 }  // namespace
+
+void set_defaults(Optimisation& o, const std::function<bool(std::string_view)>& is_set) {
+  const OptimizerDefaults common, own = find_row(o.optimizer).defaults;
+  for (const Hyperparameter& h : hyperparameters())
+    if (own.*h.value != common.*h.value && !is_set(h.name)) o.*h.field = own.*h.value;
+}
 
 Settings field_descriptors(Optimisation& o) {
   Settings s;
@@ -38,12 +80,9 @@ Settings field_descriptors(Optimisation& o) {
           &o.optimizer,
           "optimizer; muon updates the weight matrices of the layers, adamw all other parameters",
           {.same = IdentityRole::yes}},
-         {"momentum",
-          &o.momentum,
-          "momentum of sgd [0.9], or of the matrices under muon [0.95]",
-          {.range = {0, 1, true}, .open = true}},
+         {"momentum", &o.momentum, hyperparameter_help("momentum"), {.range = {0, 1, true}, .open = true}},
          {"steps", &o.steps, "optimizer steps", {.range = {1, kMaxSteps}}},
-         {"lr", &o.lr, "learning rate after warm-up", {.range = {0}}},
+         {"lr", &o.lr, hyperparameter_help("lr"), {.range = {0}}},
          {"min_lr",
           &o.min_lr,
           "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]",
@@ -57,9 +96,9 @@ Settings field_descriptors(Optimisation& o) {
           "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic rounding (8 "
           "bytes per parameter with `grad_dtype` bf16)",
           {.choices = "fp32|bf16", .same = IdentityRole::unless_default}},
-         {"weight_decay", &o.weight_decay, "weight decay of matrices (none for other parameters)", {.range = {0}}},
-         {"beta1", &o.beta1, "Adam's decay rate of the first moment", {.range = {0, 1, true}}},
-         {"beta2", &o.beta2, "Adam's decay rate of the second moment", {.range = {0, 1, true}}},
+         {"weight_decay", &o.weight_decay, hyperparameter_help("weight_decay"), {.range = {0}}},
+         {"beta1", &o.beta1, hyperparameter_help("beta1"), {.range = {0, 1, true}}},
+         {"beta2", &o.beta2, hyperparameter_help("beta2"), {.range = {0, 1, true}}},
          {"clip", &o.clip, "maximum global gradient norm; 0: no clipping", {.range = {0}}},
          {"seed", &o.seed, "seed of the sampling RNG", {.range = {0}, .same = IdentityRole::yes}}});
   return s;
@@ -77,7 +116,7 @@ ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
                                           config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
-  config.whole_updates = s.optim.optimizer == OptimizerKind::muon;
+  config.whole_updates = find_row(s.optim.optimizer).updates_matrices;
   return config;
 }
 
@@ -92,10 +131,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
   if (p.dp_mode == DataMode::dataparallel) return DataParallelOptions{};
   if (p.dp_mode == DataMode::ps_sync) return ParameterServerOptions{servers};
   if (p.dp_mode == DataMode::ps_async) return AsyncServerOptions{servers};
-  if (p.dp_mode == DataMode::diloco)
-    return DilocoOptions{.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = steps},
-                         .outer_lr = p.outer_lr,
-                         .outer_momentum = p.outer_momentum};
+  if (p.dp_mode == DataMode::diloco) return diloco_options(p, steps);
   if (p.zero != ZeroStage::none)
     return ZeroOptions{.stage = static_cast<int>(p.zero), .shard_ranks = static_cast<int>(p.shard_ranks)};
   return DdpOptions{.bucket_bytes = static_cast<int64_t>(p.bucket_mb * kMegabyte)};

@@ -181,6 +181,11 @@ int64_t shard_group_size(const Plan& p) {
   return p.shard_ranks > 0 ? p.shard_ranks : p.dp * p.cp;
 }
 
+DilocoOptions diloco_options(const Plan& p, int64_t last_step) {
+  return {.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = last_step},
+          .outer = {.lr = p.outer_lr, .momentum = p.outer_momentum}};
+}
+
 Schedule make_schedule(const Plan& p) {
   const auto ranks = static_cast<int>(p.pp), microbatches = static_cast<int>(p.microbatches),
              chunks = static_cast<int>(p.chunks);

@@ -359,7 +359,7 @@ Inference open_inference(const std::string& from, const Args& args) {
   run.data.source = "";
   for (const auto& [name, text] : args) set_option(run, name, text);
   const bool no_axes = !run.ranks && !run.is_set("dp") && !run.is_set("tp") && !run.is_set("pp") && !run.is_set("cp");
-  if (no_axes && !starts_processes(run)) run.ranks = 1;  // not the size of an MPI job
+  if (no_axes && !starts_processes(run)) run.ranks = 1;  // instead of the size of an MPI job
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.model.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none for a model with merged adapters ({}), got {}", out.from.merged,

@@ -14,6 +14,7 @@
 #include "app/report/report.h"
 #include "app/resolve.h"
 #include "app/trace/timeline.h"
+#include "data/shards.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 

@@ -25,6 +25,7 @@
 #include "hub/llmc.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/quantize/layers.h"
 #include "verify/verify.h"
@@ -40,7 +41,7 @@ TrainConfig saved_config(const fs::path& checkpoint) {
   return resolve(o);
 }
 
-// For inference.
+// The checkpoint's model for inference.
 ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
   ModelConfig model = saved.model;
   model.dropout = model.lora.dropout = 0;
@@ -454,7 +455,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Train
 
 void check_memory_for_inference(const TrainConfig& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum of a rank
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     max_rank = std::max(max_rank, held.parameters);

@@ -137,7 +137,7 @@ class Launcher {
   struct Ended {
     int status = 0;
     std::string cause;
-    double starting_s = 0, again_s = 0;  // until the first step; in repeated steps
+    double starting_s = 0, again_s = 0;  // time until the first step; time in repeated steps
     int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
@@ -183,7 +183,7 @@ class Launcher {
   Ended start(const Plan& plan) const {
     constexpr auto kLook = std::chrono::milliseconds(20);
     const Clock::time_point begin = Clock::now();
-    std::optional<Clock::time_point> first;  // step
+    std::optional<Clock::time_point> first;  // end of the first step
     std::unique_ptr<StartedProgram> program;
     try {
       program = std::make_unique<StartedProgram>(command(plan));

@@ -130,7 +130,7 @@ TEST(RunMetrics, JsonRecordsContainEveryMetric) {
       "val_bits_per_byte": 3.0625, "tokens_per_s": 2000.0, "flops_per_token": 3e6, "peak_flops": 1e10, "mfu": 0.6,
       "peak_bytes": [5400000], "sent_bytes": {"dp": {"all_reduce": 120, "broadcast": 8}},
       "straggler": {"rank": 2, "share": 0.246}, "predicted": {"step_s": 0.02, "measured_step_s": 0.024}})");
-  // mfu: 2,000 tokens/s of 3 MFLOP, of 10 GFLOP/s
+  // mfu: 2,000 tokens/s x 3 MFLOP per token / 10 GFLOP/s
   for (const auto& [key, value] : expected.items()) EXPECT_EQ(summary[key], value) << key;
   EXPECT_EQ(parse_records(said.out), said.records);
 }

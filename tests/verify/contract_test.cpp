@@ -93,7 +93,7 @@ TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
 
 // The default model, and the non-parallel path.
 TEST(Contract, OneRankMatchesOracle) {
-  // Any stage is valid on an axis of size 1.
+  // Any ZeRO stage is valid on an axis of size 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
@@ -109,8 +109,8 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   }
 }
 
-// In the second step no token passes the last block, or the feed-forward layer of the first. Gradients of the first
-// step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
+// In the second step no token passes through the last block or the first block's feed-forward layer. Gradients of the
+// first step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
@@ -121,7 +121,7 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
         return m->step().step == 1 ? x : inner(x);
       };
       dynamic_cast<DecoderBlock&>(model->layer(0)).mlp.wrap(skip);
-      model->layer(config.layers - 1).wrap(skip);  // 1; one-layer models are built only for counting
+      model->layer(config.layers - 1).wrap(skip);  // layer 1 (one-layer models are built only to count sizes)
       return model;
     };
     std::atomic<int64_t> skipped = 0;  // elements
@@ -140,7 +140,7 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
     }};
     const VerifyResult r = verify(job, hooks);
     EXPECT_TRUE(r.passed() && r.bitwise) << words << ": " << testing::PrintToString(r.failures);
-    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both
+    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both skipped modules
   }
 }
 
@@ -321,7 +321,7 @@ TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
   EXPECT_FALSE(verify(resolve(masked_plan("dp=2")), hooks).passed());
 }
 
-// So are ignored targets that count: the oracle's mean equals that of a plain loop.
+// Counting ignored targets is detected too, because the oracle's mean equals that of a plain loop.
 TEST(MaskedTargets, AreExcludedFromMean) {
   TrainConfig job = resolve(masked_plan("dp=1"));
   job.model.dropout = 0;
@@ -345,8 +345,8 @@ TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
 
 // The oracle replays the routing of a plan that splits sums only if rounding explains it.
 
-// On the plan's ranks every token is routed to the same two experts. The results are then correct, as are all gradients
-// relative to an oracle that replays them: only the margin reveals that the router did not make these choices.
+// The plan's ranks route every token to the same two experts. Because the oracle replays these choices, all values and
+// gradients agree; only the margin reveals that the router did not make the choices.
 TEST(Routing, WrongExpertChoicesExceedRoutingMargin) {
   TypedOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {

@@ -160,7 +160,7 @@ inline void draw_experts(Draw& d, TypedOptions& o, int64_t data) {
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }
 
-// Experts in every trial, sharded likewise.
+// As draw_experts(), but in every trial.
 inline void draw_some_experts(Draw& d, TypedOptions& o, int64_t data) {
   do forget(o, {"experts"});
   while (draw_experts(d, o, data), !o.is_set("experts"));

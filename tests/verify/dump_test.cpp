@@ -131,7 +131,7 @@ TEST(Dump, EachKindOfPlanMatchesOneRank) {
     expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + words));
 }
 
-// In fp32, which shows other summation orders. Also before and after the dumped step.
+// Compares the dumped step and the steps around it, in fp32, where a different summation order would be visible.
 TEST(Dump, DoesNotAffectTraining) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
@@ -160,7 +160,7 @@ TEST(Dump, AbortedDumpLeavesNoFile) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-// Hooks are missing on one rank: the file would have zeros there.
+// Hooks are missing on one rank, so the file would contain zeros in place of its values.
 TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=1")));

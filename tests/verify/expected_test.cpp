@@ -13,6 +13,7 @@
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
 #include "verify/comparison.h"
+#include "verify/tolerance.h"
 
 namespace tessera {
 namespace {
@@ -67,9 +68,9 @@ void expect_held(const TypedOptions& o, size_t rank, int64_t parameters, int64_t
 }
 int64_t optimizer_of_first(const TypedOptions& o) { return expected_memory(resolve(o)).front().optimizer; }
 
-// One layer of 16 channels, 8 tokens of context, 32 words. Units in elements, each parameter rounded up to 16: tokens
+// One layer of 16 channels, context 8, vocabulary 32. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
-// Cut over two ranks at 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
+// Sharded over two ranks in multiples of 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
 TypedOptions tiny(std::string_view words) {
   TypedOptions o = verify_defaults();
   say(o, "layers=1 heads=2 channels=16 context=8 vocab=32");
@@ -118,8 +119,9 @@ TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
   EXPECT_EQ(sent(o, "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(sent(o, "broadcast", "edp"), 4 * 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), (1088 + 2 * 3072) * 4 + (512 + 3 * 16) * 8);
-  // Shards of 512: the third rank owns the router, which it has; of qkv the second one sends 256. An expert's shards
-  // are 1536: of one expert the first rank owns both matrices, of the other the second does.
+  // Shards of 512: the third rank owns the router, which is in its shard; the second rank sends 256 elements of qkv. An
+  // expert's shards are 1536: the first rank owns both matrices of one expert, the second rank those of the other
+  // expert.
   o["zero"] = 1;
   EXPECT_EQ(sent(o, "send"), 2 * 256 * 4);
   EXPECT_EQ(sent(o, "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
@@ -188,14 +190,14 @@ TEST(StageMemory, PeaksMatchManualCount) {
   EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
   EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
   EXPECT_EQ(peaks_of_ranks(naive(2, 3), {m, m}, 1), (Peaks{100 + 15, 100 + 15}));
-  // Rank 0: F0 F1 I0 W0 F2 I1 W1 I2 W2. Rank 1: F0 I0 F1 I1 W0 F2 I2 W1 W2: at I1 it holds what W0 needs.
+  // Rank 0: F0 F1 I0 W0 F2 I1 W1 I2 W2. Rank 1: F0 I0 F1 I1 W0 F2 I2 W1 W2: at I1 it holds the 7 saved for W0.
   EXPECT_EQ(peaks_of_ranks(zb_h1(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 7 + 15}));
-  // Stages 1 and 2 are neighbours on rank 1, where stage 2's F begins when its input is handed over: of one micro-batch
-  // 1F 2F 2I 2W 1I 1W, at 2I 10 of stage 1; at 1I nothing but the gradient that came in, which is in its 15.
+  // Stages 1 and 2 are both on rank 1, which runs 1F 2F 2I 2W 1I 1W for one micro-batch. At 2I it holds the 10 of stage
+  // 1; at 1I only the received gradient, which is included in its 15.
   EXPECT_EQ(peaks_of_ranks(zb_v(2, 1), {m, m, m, m}, 1).at(1), 200 + 10 + 15);
   const StageMemory little{.kept = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
   const Schedule both = parse_schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1\n", "both");
-  // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first is the input among the 5 of 1F0.
+  // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first, the input of 1F0, is included in its 5.
   EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));
 }
 

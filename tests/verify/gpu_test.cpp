@@ -160,7 +160,7 @@ TEST_F(TrainingGpu, MuonStaysWithinExpectedMemory) {
   }
 }
 
-// Each replica like a serial run on a GPU, with outer steps.
+// Each replica trains like a serial run on a GPU with outer steps.
 TEST_F(TrainingGpu, LocalUpdatesMatchReplay) {
   expect_passes(
       plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
@@ -171,8 +171,7 @@ TEST_F(TrainingGpu, LocalUpdatesMatchReplay) {
        "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"});
 }
 
-// Not only in the command: verify() compares kernels that are not selected by timing, and attention kernels with
-// bitwise guarantees.
+// verify() itself, not only the command, chooses kernels without timing, and attention kernels with bitwise guarantees.
 TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);

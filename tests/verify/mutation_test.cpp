@@ -81,7 +81,7 @@ using InjectedErrors = test::OneThread;
 
 void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * element_size(t.dtype())] ^= std::byte{1}; }
 
-// Tensors by kind: the first local element of each unit's first parameter.
+// Flips the lowest bit of the first local element in the tensor that `of` selects from a unit.
 void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
@@ -121,7 +121,7 @@ void expect_bits(const TypedOptions& o) {
     }))) << kind
          << " of " << make_command(o);
   }
-  if (o.plan.tp > 1) return;  // gradients are held to a bound there
+  if (o.plan.tp > 1) return;  // gradients need only be within a bound
   EXPECT_FALSE(passes(after_reductions([](Trainer& t) {
     flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
   }))) << make_command(o);

@@ -128,7 +128,8 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(found[i], expected[i]), 1e-12) << i;
 }
 
-// Synchronization in every step with plain SGD inside and outside: data parallelism up to the order of operations.
+// Synchronization in every step with plain SGD as inner and outer optimizer: data parallelism up to the order of
+// operations.
 void expect_one_local_step_matches_ddp(TypedOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);

@@ -1,4 +1,4 @@
-// Steps that the host only starts and awaits, on one rank and on several over NCCL, real or emulated. Captured and
+// Steps that the host only launches and awaits, on one rank and on several over NCCL, real or emulated. Captured and
 // replayed, queued, or split into halves with access to gradients, they are bitwise identical; they synchronize once;
 // non-finite results change nothing; and failures end the run on all ranks.
 #include <algorithm>
@@ -54,7 +54,7 @@ std::vector<TypedOptions> plans() {
           one_rank("family=llama document_mask=true vocab=12 recompute=attention")};
 }
 
-// Plans with at most that many ranks; with TESSERA_DRAW=n, every third.
+// Plans with at most `most` ranks; with TESSERA_DRAW=n, every third.
 std::vector<TypedOptions> nccl_plans(int64_t most) {
   const std::pair<int64_t, const char*> all[] = {{2, ""},
                                                  {4, "dtype=bf16 grad_dtype=bf16 optimizer=adam"},

@@ -45,7 +45,7 @@ struct RunStart {
   LanguageModel& model;  // unsharded, without values
   int64_t done = 0;      // steps completed by earlier runs
   int64_t tokens_per_step = 0;
-  bool has_common_steps = true;          // false: asynchronous workers
+  bool has_common_steps = true;          // false: workers run asynchronously
   std::vector<std::string> passed_over;  // reasons for skipping newer checkpoints
 };
 
