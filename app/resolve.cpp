@@ -36,7 +36,7 @@ ModelConfig model_config(const TypedOptions& o) {
   ModelConfig c = preset(o.preset).value(), given = o.model;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
-    if (!s.field.open || o.is_set(s.field.name)) to.at(s.field.name).assign(s);
+    if (!s.field.open || o.is_set(s.name)) to.at(s.name).assign(s);
   if (o.is_set("heads") && !o.is_set("kv_heads"))
     c.kv_heads = 0;  // the preset's value fits only its own number of heads
   if (o.is_set("channels") && !o.is_set("ffn")) c.ffn = 0;

@@ -263,7 +263,7 @@ Task make_learner_task(const PlanPuzzle& p, const PlanTask& t) {
                   t.batch, t.with.model.context, static_cast<int>(p.family.zero), p.family.pp,
                   t.with.hardware.usable_bytes() / 1e9, t.activations, t.tokens_per_s)};
   PlannedLayout l = t.known;
-  for (const Setting& field : l.settings()) out.solution += fmt::format("{} = {}\n", field.field.name, field.written());
+  for (const Setting& field : l.settings()) out.solution += fmt::format("{} = {}\n", field.name, field.written());
   return out;
 }
 

@@ -46,7 +46,7 @@ void check_ranges(const Settings& all) {
     const std::string expected = !(value < range.min)     ? fmt::format("at most {}", range.max)
                                  : range.min == kPositive ? "more than 0"
                                                           : fmt::format("at least {}", range.min);
-    throw FieldError(std::string(s.field.name), fmt::format("expected {}, got {}", expected, s.text()));
+    throw FieldError(std::string(s.name), fmt::format("expected {}, got {}", expected, s.text()));
   }
 }
 
@@ -58,43 +58,52 @@ auto shared_sizes(auto& m) {
 }  // namespace
 
 Settings field_descriptors(ModelShape& m) {
-  Settings s;
-  s.add(m.layers, {"layers", {}, {1, 1e5}});
-  s.add(m.channels, {"channels", {}, {1, 1e6}});
-  s.add(m.heads, {"heads", {}, {1, 1e6}});
-  s.add(m.kv_heads, {"kv_heads", {}, {0, 1e6}});
-  s.add(m.head_dim, {"head_dim", {}, {0, 1e6}});
-  s.add(m.ffn, {"ffn", {}, {0, 1e7}});
-  s.add(m.experts, {"experts", {}, {0}});
-  s.add(m.experts_per_token, {"experts_per_token", {}, {0}});
-  s.add(m.gated, {"gated"});
-  s.add(m.vocab, {"vocab", {}, {1, 1e9}});
-  s.add(m.context, {"context", {}, {1, 1e9}});
-  s.add(m.tied, {"tied"});
-  s.add(m.positions, {"positions"});
-  return s;
+  return {
+      {"layers", &m.layers, {}, {.range = {1, 1e5}}},
+      {"channels", &m.channels, {}, {.range = {1, 1e6}}},
+      {"heads", &m.heads, {}, {.range = {1, 1e6}}},
+      {"kv_heads", &m.kv_heads, {}, {.range = {0, 1e6}}},
+      {"head_dim", &m.head_dim, {}, {.range = {0, 1e6}}},
+      {"ffn", &m.ffn, {}, {.range = {0, 1e7}}},
+      {"experts", &m.experts, {}, {.range = {0}}},
+      {"experts_per_token", &m.experts_per_token, {}, {.range = {0}}},
+      {"gated", &m.gated},
+      {"vocab", &m.vocab, {}, {.range = {1, 1e9}}},
+      {"context", &m.context, {}, {.range = {1, 1e9}}},
+      {"tied", &m.tied},
+      {"positions", &m.positions},
+  };
 }
 
 Settings field_descriptors(Layout& l) {
   const Settings plan = field_descriptors(l.plan);
   const Bounds sizes{1, 1e6};
-  Settings s;
-  for (const char* axis : {"dp", "tp", "pp", "cp"}) s.add(plan.at(axis)).range = sizes;
-  s.add(l.ep, {"ep", {}, sizes});
-  for (const char* name : {"sp", "zero"}) s.add(plan.at(name));
-  s.add(l.sequences, {"sequences", {}, sizes});
-  s.add(plan.at("microbatches")).range = sizes;
-  s.add(plan.at("schedule"));
-  s.add(plan.at("chunks")).range = {0, 1e5};
-  s.add(plan.at("recompute"));
-  return s;
+  const auto with_range = [&](const char* name, Bounds range) {
+    Setting s = plan.at(name);
+    s.field.range = range;
+    return s;
+  };
+  return {with_range("dp", sizes),
+          with_range("tp", sizes),
+          with_range("pp", sizes),
+          with_range("cp", sizes),
+          {"ep", &l.ep, {}, {.range = sizes}},
+          plan.at("sp"),
+          plan.at("zero"),
+          {"sequences", &l.sequences, {}, {.range = sizes}},
+          with_range("microbatches", sizes),
+          plan.at("schedule"),
+          with_range("chunks", {0, 1e5}),
+          plan.at("recompute")};
 }
 
 Settings field_descriptors(Hardware& h) {
   Settings s;
-  const auto rate = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {kPositive}}); };
-  const auto share = [&](double& value, std::string_view name) { s.add(value, {name, {}, {kPositive, 1}}); };
-  const auto maybe = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
+  const auto rate = [&](auto& value, std::string_view name) { s.add({name, &value, {}, {.range = {kPositive}}}); };
+  const auto share = [&](double& value, std::string_view name) {
+    s.add({name, &value, {}, {.range = {kPositive, 1}}});
+  };
+  const auto maybe = [&](auto& value, std::string_view name) { s.add({name, &value, {}, {.range = {0}}}); };
   rate(h.peak_flops, "peak_flops"), rate(h.hbm_bytes_per_s, "hbm_bytes_per_s"), rate(h.memory_bytes, "memory_bytes");
   rate(h.multiprocessors, "multiprocessors"), rate(h.ranks_per_node, "ranks_per_node");
   rate(h.intra_bytes_per_s, "intra_bytes_per_s"), rate(h.inter_bytes_per_s, "inter_bytes_per_s");
@@ -102,15 +111,15 @@ Settings field_descriptors(Hardware& h) {
   maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.processors, "processors");
   share(h.product_efficiency, "product_efficiency"), share(h.memory_efficiency, "memory_efficiency");
   share(h.intra_efficiency, "intra_efficiency"), share(h.inter_efficiency, "inter_efficiency");
-  s.add(h.contention, {"contention", {}, {0, 1}});
+  s.add({"contention", &h.contention, {}, {.range = {0, 1}}});
   rate(h.range_fastest, "range_fastest"), rate(h.range_slowest, "range_slowest");
   return s;
 }
 
 Settings field_descriptors(Software& w) {
   Settings s;
-  const auto bytes = [&](double& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
-  const auto way = [&](auto& value, std::string_view name) { s.add(value, {name}); };
+  const auto bytes = [&](double& value, std::string_view name) { s.add({name, &value, {}, {.range = {0}}}); };
+  const auto way = [&](auto& value, std::string_view name) { s.add({name, &value}); };
   way(w.attention, "attention"), way(w.fused_elementwise, "fused_elementwise");
   bytes(w.parameter_bytes, "parameter_bytes"), bytes(w.gradient_bytes, "gradient_bytes");
   bytes(w.state_bytes, "state_bytes"), bytes(w.gather_bytes, "gather_bytes");
