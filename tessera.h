@@ -45,7 +45,7 @@
 
 // Text, tokens and files.
 #include "data/dataset.h"
+#include "data/loader.h"
 #include "data/safetensors.h"
 #include "data/text.h"
-#include "data/token_file.h"
 #include "data/tokenizer.h"
