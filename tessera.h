@@ -35,6 +35,7 @@
 #include "models/language_model.h"
 #include "models/layout.h"
 #include "models/sample.h"
+#include "models/stages.h"
 
 // Training under a plan, runs with checkpoints and metrics, and verification against one rank.
 #include "train/config.h"
