@@ -11,6 +11,7 @@
 
 #include "app/plan/plan.h"
 #include "models/decoder.h"
+#include "models/stages.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
