@@ -57,7 +57,6 @@ void start(const Puzzle& puzzle, const std::filesystem::path& folder, uint64_t s
 // Grades a file or the file in a directory. The seed is taken from task.txt of the directory, otherwise from the file's
 // first line, "# p2 seed 123456", or 0. Throws InputError for an unreadable file or the directory of another puzzle.
 Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);
-// One line of JSON, with the learner if not empty.
 std::string json(const Puzzle& puzzle, const Verdict& verdict, const std::string& learner = "");
 
 const std::vector<File>& puzzles_files();  // embedded pages

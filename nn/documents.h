@@ -16,7 +16,7 @@ struct Documents {
   static constexpr int32_t kPadding = 1 << 30;  // start of a padding token: no token attends to it
   Tensor starts;     // int32 (B, Tq): start of each query's document, as a position in the full sequence
   Tensor positions;  // int32 (B, T): within each token's document
-  // Each sequence is one document and padding, which attention may process: its outputs are unused.
+  // Each sequence is one document followed by padding, which attention may process: its outputs are unused.
   bool only_padding = false;
 };
 

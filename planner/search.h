@@ -40,8 +40,8 @@ struct SearchRequest {
 
 Case make_case(const SearchRequest& question, const Layout& layout);
 
-// All meshes with their micro-batches; free schedules are 1f1b and free ZeRO stages 0. If there are none, throws
-// FieldError with the conflicting field or the nearest valid number of ranks.
+// All meshes with their micro-batches; the schedule is 1f1b and the ZeRO stage 0 unless fixed. If there are none,
+// throws FieldError with the conflicting field or the nearest valid number of ranks.
 std::vector<Layout> bases(const SearchRequest& question);
 std::vector<Layout> variants(const SearchRequest& question, const Layout& base);
 
@@ -78,7 +78,7 @@ struct Candidate {
 struct SearchResult {
   // Fastest first: the best of each mesh and ZeRO stage, then further plans that fit.
   std::vector<Candidate> best = {};
-  std::vector<Candidate> too_large = {};               // fast according to their bound; closest to fitting first
+  std::vector<Candidate> too_large = {};               // plans that are fast but do not fit, smallest excess first
   int64_t feasible = 0, estimated = 0, simulated = 0;  // bases, closed forms, simulations
 };
 

@@ -139,7 +139,7 @@ void check_place(const TrainConfig& s, bool traced) {
     refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", portable_algorithms());
 }
 
-// NCCL determines its summation order and requires one GPU per rank.
+// NCCL chooses its own reduction order and requires one GPU per rank.
 void check_nccl(const Plan& p) {
   if (!uses_nccl(p)) {
     if (const std::string pair = has_processes(p) ? "" : gpus_apart(p); !pair.empty())

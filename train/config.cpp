@@ -51,7 +51,7 @@ const std::vector<Hyperparameter>& hyperparameters() {
   return all;
 }
 
-std::string_view help_of(std::string_view name) {
+std::string_view hyperparameter_help(std::string_view name) {
   return std::ranges::find(hyperparameters(), name, &Hyperparameter::name)->help;
 }
 
@@ -79,9 +79,9 @@ Settings field_descriptors(Optimisation& o) {
   s.add(o.optimizer,
         {"optimizer", "optimizer; muon updates the weight matrices of the layers, adamw all other parameters"})
       .for_identity(IdentityRole::yes);
-  s.add(o.momentum, {"momentum", help_of("momentum"), {0, 1, true}}).follows();
+  s.add(o.momentum, {"momentum", hyperparameter_help("momentum"), {0, 1, true}}).follows();
   s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
-  s.add(o.lr, {"lr", help_of("lr"), {0}});
+  s.add(o.lr, {"lr", hyperparameter_help("lr"), {0}});
   s.add(o.min_lr,
         {"min_lr", "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]", {0}})
       .or_share(o.min_lr_share, '%');
@@ -92,9 +92,9 @@ Settings field_descriptors(Optimisation& o) {
                         "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
       .of("fp32|bf16")
       .for_identity(IdentityRole::unless_default);
-  s.add(o.weight_decay, {"weight_decay", help_of("weight_decay"), {0}});
-  s.add(o.beta1, {"beta1", help_of("beta1"), {0, 1, true}});
-  s.add(o.beta2, {"beta2", help_of("beta2"), {0, 1, true}});
+  s.add(o.weight_decay, {"weight_decay", hyperparameter_help("weight_decay"), {0}});
+  s.add(o.beta1, {"beta1", hyperparameter_help("beta1"), {0, 1, true}});
+  s.add(o.beta2, {"beta2", hyperparameter_help("beta2"), {0, 1, true}});
   s.add(o.clip, {"clip", "maximum global gradient norm; 0: no clipping", {0}});
   s.add(o.seed, {"seed", "seed of the sampling RNG", {0}}).for_identity(IdentityRole::yes);
   return s;

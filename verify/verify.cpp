@@ -17,6 +17,8 @@
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "verify/comparison.h"
+#include "verify/tolerance.h"
+#include "verify/verified_rank.h"
 
 namespace tessera {
 

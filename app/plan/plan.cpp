@@ -66,7 +66,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
 
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
-  if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
+  if (!o.run.is_set("pp") && !o.run.is_set("dp") && !o.run.is_set("cp") && !o.run.is_set("tp"))
     throw Error("--ranks: missing; expected the number of ranks");
   return o.run.plan.ranks();
 }
@@ -103,17 +103,17 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
 
 // The planner searches the choices whose options are not set.
 template <class T>
-void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
-  if (o.gives(option)) choice = value;
+void fix(const TypedOptions& o, std::string_view field, std::optional<T>& choice, const T& value) {
+  if (o.is_set(field)) choice = value;
 }
 
-planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
-  planner::Fixed f{.ep = o.ep};
-  const Plan& plan = o.run.plan;
+planner::Fixed fixed_choices(const TypedOptions& o, const Plan& p) {
+  planner::Fixed f;
+  const Plan& plan = o.plan;
   fix(o, "pp", f.pp, plan.pp), fix(o, "dp", f.dp, plan.dp), fix(o, "cp", f.cp, plan.cp), fix(o, "tp", f.tp, plan.tp);
   fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
   fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
-  fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+  fix(o, "cp_mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
   return f;
 }
 
@@ -253,8 +253,9 @@ PlanQuestion make_question(const PlanOptions& o) {
   q.software = find_software(o, q.hardware);
   q.ranks = rank_count(o);
   q.batch = o.run.optim.batch;
-  q.fixed = fixed_choices(o, given);
-  const bool by_family = o.gives("family") && !o.gives("model");
+  q.fixed = fixed_choices(o.run, given);
+  q.fixed.ep = o.ep;
+  const bool by_family = o.run.is_set("family") && !o.run.is_set("model");
   out.model =
       o.model_file.value_or(by_family ? fmt::format("a {} model", value_name(o.run.model.family)) : o.run.preset);
   return out;

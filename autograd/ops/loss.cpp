@@ -13,7 +13,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   Tensor x = std::move(logits).take();
   const Tensor targets = targets_on_device(x, targets_anywhere, x.dim(-1));
   if (trains && x.device() == Device::cuda && x.unique() && x.is_contiguous()) {
-    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before the factor of backward() is known
+    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before backward() provides its seed
     Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge}, [x = std::move(x)](Grads& g) mutable {
       scale_rows_(x, g.output());
       g.give(0, std::move(x));

@@ -28,7 +28,7 @@ namespace {
 struct BiasSums {
   bool wanted = true;
   fusion::RowSums end = {};   // computed by the op that produced dy, or empty
-  bool in_our_order = false;  // not computed by a GEMM library in its own order
+  bool in_our_order = false;  // summed in Tessera's order, not a GEMM library's
 };
 BiasSums sums_of_output(const Grads& g) {
   return {.end = fusion::row_sums(g), .in_our_order = fusion::row_sums_required(g)};

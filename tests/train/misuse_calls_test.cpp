@@ -1,4 +1,4 @@
-// Calls with a wrong argument, drawn at random from a table: every rank must get an Error that names the argument.
+// Calls with a wrong argument, chosen at random from a table: every rank must get an Error that names the argument.
 // TESSERA_MISUSE is the number of calls, TESSERA_DRAW the seed, TESSERA_MISUSE_ONLY the name of one call of the table.
 #include "tests/train/misuse_calls.h"
 
@@ -374,7 +374,7 @@ std::vector<WrongCall> wrong_calls() {
   return all;
 }
 
-// What each of two ranks got.
+// The error message of each of two ranks.
 std::vector<std::string> error_messages(const WrongCall& wrong, uint64_t number) {
   std::vector<std::string> messages(2);
   const auto rank = [&](Communicator& world) {
@@ -391,7 +391,7 @@ std::vector<std::string> error_messages(const WrongCall& wrong, uint64_t number)
   };
   try {
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, rank);
-  } catch (const CommError&) {  // where the wrong call was a communication, no other can follow
+  } catch (const CommError&) {  // after a wrong communication call, the communicator is unusable
   }
   return messages;
 }

@@ -46,9 +46,9 @@ DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.l
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
 
-// R for I: the input gradient is not reduced.
+// R in place of I: the input gradient is not reduced.
 void unsum_input(Trainer& t) { last_attention(t).qkv.hooks.input = column_input(t.mesh()["tp"], R); }
-// P for I: the output is not reduced.
+// P in place of I: the output is not reduced.
 void unsum_output(Trainer& t) {
   last_attention(t).proj.hooks.matmul = [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     return linear(x, w, b, packs);
