@@ -94,6 +94,9 @@ constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>&
   return std::nullopt;
 }
 
+// "direct, ring or tree", for messages.
+std::string alternatives(std::span<const std::string_view> names);
+
 template <class Enum, size_t n>
 constexpr std::string_view name_in(const std::array<std::string_view, n>& names, Enum value) {
   return names.at(static_cast<size_t>(value));

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/bad_input.h"
+#include "base/error.h"
 #include "base/json.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
@@ -357,8 +358,11 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   HubKeys keys(text, what);
   const Json* const found = keys.find("model_type");
   const auto type = std::ranges::find_if(types(), [&](const HubType& t) { return found && *found == t.name; });
-  if (type == types().end())
-    keys.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe", found ? *found : Json());
+  if (type == types().end()) {
+    std::vector<std::string_view> names;
+    for (const HubType& t : types()) names.push_back(t.name);
+    keys.refuse("model_type", alternatives(names), found ? *found : Json());
+  }
   ModelConfig c = type->base, base = c;
   c.window = 0;
   const bool rotary = find_row(c.family).rotary;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "parallel/comm/memory.h"
 
 namespace tessera {
@@ -148,9 +149,7 @@ std::string list_algorithms(const F& includes) {
   std::vector<std::string_view> names;
   for (const AlgorithmRow& row : kAlgorithms)
     if (includes(row)) names.push_back(row.name);
-  std::string out(names.at(0));
-  for (size_t i = 1; i < names.size(); ++i) out.append(i + 1 < names.size() ? ", " : " or ").append(names[i]);
-  return out;
+  return alternatives(names);
 }
 
 }  // namespace
