@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -94,6 +95,13 @@ constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>&
   return std::nullopt;
 }
 
+// Of the rows of a registry.
+template <class Rows>
+constexpr auto row_names(const Rows& rows) {
+  std::array<std::string_view, std::tuple_size_v<Rows>> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = rows[i].name;
+  return names;
+}
 // "direct, ring or tree", for messages.
 std::string alternatives(std::span<const std::string_view> names);
 

@@ -142,23 +142,11 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
   }
 }
 
-namespace {
-
-template <class F>
-std::string list_algorithms(const F& includes) {
+std::string expected_algorithms(bool uniform) {
   std::vector<std::string_view> names;
   for (const AlgorithmRow& row : kAlgorithms)
-    if (includes(row)) names.push_back(row.name);
+    if (uniform ? row.adds_uniformly() : row.order != AdditionOrder::library) names.push_back(row.name);
   return alternatives(names);
-}
-
-}  // namespace
-
-std::string portable_algorithms() {
-  return list_algorithms([](const AlgorithmRow& row) { return row.order != AdditionOrder::library; });
-}
-std::string uniform_algorithms() {
-  return list_algorithms([](const AlgorithmRow& row) { return row.adds_uniformly(); });
 }
 
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {
