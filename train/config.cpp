@@ -22,12 +22,12 @@ namespace {
 constexpr double kMegabyte = 1 << 20;
 constexpr double kMaxSteps = 1e12;  // so that steps times ranks stays far below 2^63
 
-// A field whose default may depend on the optimizer.
+// A field whose default may depend on the optimizer; its help ends with the defaults that differ: "...; muon: 0.95".
 struct Hyperparameter {
   std::string_view name;
   double Optimisation::*field;
   double OptimizerDefaults::*value;
-  std::string help;  // ends with the defaults that differ: "...; muon: 0.95"
+  std::string help;
 };
 
 const std::vector<Hyperparameter>& hyperparameters() {
@@ -35,17 +35,15 @@ const std::vector<Hyperparameter>& hyperparameters() {
   using D = OptimizerDefaults;
   static const std::vector<Hyperparameter> all = [] {
     std::vector<Hyperparameter> out{
+        {"momentum", &O::momentum, &D::momentum, "momentum of sgd [0.9], or of the matrices under muon [0.95]"},
         {"lr", &O::lr, &D::lr, "learning rate after warm-up"},
         {"weight_decay", &O::weight_decay, &D::weight_decay, "weight decay of matrices (none for other parameters)"},
         {"beta1", &O::beta1, &D::beta1, "Adam's decay rate of the first moment"},
-        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"},
-    };
+        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"}};
     for (Hyperparameter& h : out)
       for (const OptimizerRow& row : kOptimizers)
-        if (row.defaults.*h.value != D().*h.value) h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
-    out.push_back({"momentum", &O::momentum, &D::momentum,
-                   fmt::format("momentum of sgd [{}], or of the matrices under muon [{}]", D().momentum,
-                               find_row(OptimizerKind::muon).defaults.momentum)});
+        if (row.defaults.*h.value != D().*h.value && h.name != "momentum")
+          h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
     return out;
   }();
   return all;

@@ -140,7 +140,7 @@ void check_can_be_verified(const TrainConfig& s) {
                      "bitwise reproduction");
   if (s.plan.all_reduce == Algorithm::native)
     throw FieldError("all_reduce",
-                     "the summation order of a native all-reduce is unknown; expected " + portable_algorithms());
+                     "the summation order of a native all-reduce is unknown; expected " + expected_algorithms());
 }
 
 void describe_run(Observations& o, const TrainConfig& job, bool exact) {
