@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/options.h"
+#include "base/embedded_file.h"
 
 namespace tessera {
 
@@ -35,10 +36,7 @@ Command parse_command_line(int argc, const char* const* argv);
 
 // Footers embedded from app/help/.
 namespace help {
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& help_files();
+const std::vector<EmbeddedFile>& help_files();
 }  // namespace help
 
 }  // namespace tessera

@@ -27,6 +27,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/embedded_file.h"
 #include "base/error.h"
 
 namespace tessera::lab {
@@ -59,10 +60,7 @@ struct Bound {
 
 class Grading;
 
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& pages_files();
+const std::vector<EmbeddedFile>& pages_files();
 // "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
 std::string_view page_title(std::string_view page);
 

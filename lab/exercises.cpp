@@ -19,7 +19,7 @@ namespace {
 std::vector<Exercise> numbered(std::vector<Exercise> all) {
   for (size_t i = 0; i < all.size(); ++i) {
     all[i].number = static_cast<int>(i) + 1;
-    all[i].page = std::ranges::find(pages_files(), all[i].name, &File::name)->text;
+    all[i].page = std::ranges::find(pages_files(), all[i].name, &EmbeddedFile::name)->text;
   }
   return all;
 }

@@ -476,7 +476,7 @@ const std::vector<Puzzle>& puzzles() {
     };
     for (Puzzle& p : list) {
       p.number = static_cast<int>(&p - list.data()) + 1;
-      p.page = std::ranges::find(puzzles_files(), p.name, &File::name)->text;
+      p.page = std::ranges::find(puzzles_files(), p.name, &EmbeddedFile::name)->text;
     }
     return list;
   }();

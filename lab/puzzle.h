@@ -60,6 +60,6 @@ Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);
 // One line of JSON, with the learner if not empty.
 std::string json(const Puzzle& puzzle, const Verdict& verdict, const std::string& learner = "");
 
-const std::vector<File>& puzzles_files();  // embedded pages
+const std::vector<EmbeddedFile>& puzzles_files();  // embedded pages
 
 }  // namespace tessera::lab
