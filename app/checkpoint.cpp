@@ -140,7 +140,7 @@ void reshard(const CheckpointOptions& o) {
   if (const Plan p = resolve(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
     bad_usage("--dp: {} data ranks x {} micro-batches do not divide the batch of {}, {} sequences", p.dp,
               p.microbatches, o.from, run.optim.batch);
-  Job job = checked(run);
+  TrainConfig job = checked(run);
   check_replicas_stay(before, job.plan);
   if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(from.path)->vocab_size();
   job.model = model_config(job, job.model.vocab);

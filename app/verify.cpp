@@ -56,7 +56,7 @@ std::string diagnosis_text(const VerifyResult& r) {
   return out.empty() ? "" : out + "\n";
 }
 
-std::string fault_text(const InjectedFault& d, const Job& job) {
+std::string fault_text(const InjectedFault& d, const TrainConfig& job) {
   return fmt::format("Injected fault: {}, {}: {}.\n", d.name, d.where(job), d.what);
 }
 
@@ -156,7 +156,8 @@ Ordered diagnosis_json(const VerifyResult& r) {
 }
 
 // `defect`: the injected fault or null.
-std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const InjectedFault* defect) {
+std::string verify_json(const VerifyResult& r, const TrainOptions& o, const TrainConfig& job,
+                        const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
   if (const InjectedFault* const d = defect)
@@ -325,7 +326,7 @@ int run(const VerifyOptions& options) {
     return 0;
   }
   if (json && options.hide) throw Error("--hide: is interactive and cannot be combined with --format json");
-  const Job& job = o;
+  const TrainConfig& job = o;
   const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
                                         : options.defect ? &defect(*options.defect)
                                                          : nullptr;
@@ -335,7 +336,7 @@ int run(const VerifyOptions& options) {
   std::optional<Progress> progress(std::in_place,
                                    Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
   int64_t dump = o.run.dump;  // only in the first run: the search for a cause reruns the plan
-  const VerifyResult r = explain(job, [&](const Job& j) {
+  const VerifyResult r = explain(job, [&](const TrainConfig& j) {
     VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = launch_options("verify", o, j.plan); },
                       .working =
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {

@@ -344,7 +344,7 @@ const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t r
 
 // Weights and data depend on the seed, so equal lines of two learners do not imply equal faults.
 VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string& name) {
-  Job job;
+  TrainConfig job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
   job.optim.batch = 8, job.optim.steps = 2, job.optim.warmup = 1;
   job.optim.seed = static_cast<int64_t>(seed);

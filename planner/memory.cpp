@@ -183,7 +183,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
   return s;
 }
 
-std::optional<Job> own_job(const Case& c) {
+std::optional<TrainConfig> own_job(const Case& c) {
   const Software& s = c.software;
   if (s.name != "tessera" || c.model.layers > kMaxLayers || c.model.gated != (c.model.positions == Positions::rope))
     return {};
@@ -194,9 +194,9 @@ std::optional<Job> own_job(const Case& c) {
         if (own.parameter_bytes != s.parameter_bytes || own.gradient_bytes != s.gradient_bytes ||
             own.state_bytes != s.state_bytes)
           continue;
-        Job job{.model = to_model_config(c.model),
-                .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
-                .plan = c.layout.plan};
+        TrainConfig job{.model = to_model_config(c.model),
+                        .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
+                        .plan = c.layout.plan};
         job.model.dropout = s.dropout ? 0.1 : 0;
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
@@ -208,7 +208,7 @@ std::optional<Job> own_job(const Case& c) {
   return {};
 }
 
-std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own) {
+std::vector<int64_t> layer_range(const Case& c, const std::optional<TrainConfig>& own) {
   if (!own) return layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
   std::vector<int64_t> out;
   for (const Range& r : split_layers(*full_model(*own, own->model.vocab), shortest_schedule(own->plan).stages))
@@ -256,7 +256,7 @@ Bytes described_bytes(const Case& c) {
   return out;
 }
 
-std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
+std::optional<std::vector<MemoryParts>> own_memory(const TrainConfig& job) {
   std::vector<RankMemory> ranks;
   try {
     ranks = memory_of_ranks(job, true);
@@ -278,7 +278,7 @@ std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
   return out;
 }
 
-Bytes own_bytes(const Job& job) {
+Bytes own_bytes(const TrainConfig& job) {
   Bytes out;
   for (const SentBytes& sent : expected_bytes(job, 1))
     if (sent.bytes > 0)

@@ -38,7 +38,7 @@ struct Sequences {
 // Tokens computed per sequence in a pass over sequences of these lengths: the maximum, rounded up to a multiple of
 // kTokensTogether and of the number of cp and sp partitions, at most the context; the context if `lengths` is empty.
 inline constexpr int64_t kTokensTogether = 64;
-int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
+int64_t padded_tokens(const TrainConfig& job, std::span<const int64_t> lengths);
 // Document starts of these tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, otherwise 0;
 // Documents::kPadding after each sequence. Returns `starts` if `lengths` is empty.
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
@@ -48,7 +48,7 @@ int32_t document_end(const Sequences& sequences);
 
 // Throws FieldError if the job masks documents without known boundaries, or if some targets are not trained under a
 // plan without a global batch to average over.
-void check_sequences(const Job& job, const Sequences& sequences);
+void check_sequences(const TrainConfig& job, const Sequences& sequences);
 
 // The divisor of a step's loss.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
@@ -71,7 +71,7 @@ class StepTokens final : public BatchSource {
  public:
   // `positions`: columns of every sequence on this rank; empty: the full context. `job` and `strategy` must outlive
   // this object. Throws FieldError as check_sequences() does.
-  StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions, const DataStrategy& strategy,
+  StepTokens(const TrainConfig& job, Sequences sequences, std::vector<int64_t> positions, const DataStrategy& strategy,
              ArenaPtr arena);
   // Subsequently loaded micro-batches read their step number from this graph.
   void queue_for(const StepGraph& graph) { graph_ = &graph; }
@@ -120,7 +120,7 @@ class StepTokens final : public BatchSource {
   void fill(Place& place, const Arrays& arrays) const;
   bool splits_tokens() const { return job_.plan.cp > 1 || job_.plan.sp; }
 
-  const Job& job_;
+  const TrainConfig& job_;
   Sequences sequences_;
   std::vector<int64_t> positions_;
   mutable std::map<int64_t, std::vector<int64_t>> columns_;  // of shorter sequences

@@ -39,14 +39,14 @@ void check_numbers(Plan p) {
   positive("timeout", p.timeout);
 }
 
-void check_documents(const Job& s) {
+void check_documents(const TrainConfig& s) {
   if (s.optim.document_mask && s.plan.dp_mode == DataMode::dataparallel)
     refuse("document_mask",
            "`dp_mode` dataparallel scatters tokens from rank 0 without document boundaries; expected `dp_mode` ddp, "
            "got dataparallel");
 }
 
-void check_float64(const Job& s) {
+void check_float64(const TrainConfig& s) {
   if constexpr (kWithCuda)
     if (s.plan.device == Device::cuda && s.optim.dtype == DType::float64 && !cuda::has_float64_kernels())
       refuse(
@@ -54,7 +54,7 @@ void check_float64(const Job& s) {
           "fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON; expected fp32 or bf16, or `device` cpu");
 }
 
-void check_state_dtype(const Job& s) {
+void check_state_dtype(const TrainConfig& s) {
   if (s.optim.state_dtype != DType::bfloat16) return;
   if (s.optim.dtype != DType::bfloat16)
     refuse("state_dtype", "bf16 requires `dtype` bf16, got {}; expected fp32", value_name(s.optim.dtype));
@@ -118,7 +118,7 @@ void check_pipeline(const Plan& p, const ModelConfig& m) {
 }
 
 // Partitions one layer for each tp rank, using fake ranks.
-void check_quantized(const Job& s) {
+void check_quantized(const TrainConfig& s) {
   if (s.model.quantize.codec == Codec::none) return;
   ModelConfig one = s.model;
   one.layers = 1;
@@ -129,7 +129,7 @@ void check_quantized(const Job& s) {
   }
 }
 
-void check_place(const Job& s, bool traced) {
+void check_place(const TrainConfig& s, bool traced) {
   const Plan& p = s.plan;
   check_attention(p);
   check_device(p.device);
@@ -191,7 +191,7 @@ void check_offload(const Plan& p) {
            "nothing, since every pass reads them; expected `device` cuda, got cpu");
 }
 
-void check_updates(const Job& s) {
+void check_updates(const TrainConfig& s) {
   const bool muon = s.optim.optimizer == OptimizerKind::muon;
   const DataMode mode = s.plan.dp_mode;
   if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
@@ -269,7 +269,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
            "direct, tree or root");
 }
 
-void check_model(const Job& s) {
+void check_model(const TrainConfig& s) {
   const ModelConfig& m = s.model;
   if (m.head_dim == 0 && m.channels % m.heads != 0)
     refuse("heads", "{} heads do not divide {} channels; nearest valid value: {}", m.heads, m.channels,
@@ -283,7 +283,7 @@ void check_model(const Job& s) {
   build_model(s.make, one);
 }
 
-void check_microbatches(const Job& s) {
+void check_microbatches(const TrainConfig& s) {
   if (s.optim.batch % s.plan.microbatches != 0)
     refuse("microbatches", "{} does not divide the batch size, {}; nearest valid value: {}", s.plan.microbatches,
            s.optim.batch, divisors_near(s.optim.batch, s.plan.microbatches));
@@ -291,7 +291,7 @@ void check_microbatches(const Job& s) {
 
 }  // namespace
 
-void check_sizes(const Job& s) {
+void check_sizes(const TrainConfig& s) {
   ErrorList found;
   found.check([&] { check_model(s); });
   found.check([&] { check_microbatches(s); });
@@ -338,11 +338,11 @@ void check(const Plan& p) {
   check_modes(p);
   check_chunks(p);
   make_schedule(p);
-  check_place(Job{.plan = p}, false);
+  check_place(TrainConfig{.plan = p}, false);
   check_nccl(p);
 }
 
-void check(const Job& s, bool traced) {
+void check(const TrainConfig& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();

@@ -64,7 +64,7 @@ bool saves_in_background(const TrainConfig& c) {
          c.plan.offload == Offload::none && c.plan.dp_mode != DataMode::ps_async;
 }
 
-ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
+ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
   ModelConfig config = s.model;
   if (config.vocab > 0 && config.vocab < tokens_vocab)
     throw FieldError("vocab", fmt::format("expected at least the tokenizer's vocabulary size, {}, got {}", tokens_vocab,
@@ -75,7 +75,7 @@ ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
   return config;
 }
 
-std::unique_ptr<LanguageModel> full_model(const Job& s, int64_t tokens_vocab) {
+std::unique_ptr<LanguageModel> full_model(const TrainConfig& s, int64_t tokens_vocab) {
   return build_model(s.make, model_config(s, tokens_vocab));
 }
 
@@ -97,7 +97,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
 
 }  // namespace
 
-DataOptions data_options(const Job& s) {
+DataOptions data_options(const TrainConfig& s) {
   const DType dtype = s.optim.dtype;
   return {.strategy = strategy_options(s.plan, s.optim.steps),
           .microbatches = s.plan.microbatches,
@@ -125,7 +125,7 @@ LrSchedule lr_schedule(const Optimisation& o) {
           .steps = o.steps};
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> units,
+std::unique_ptr<Optimizer> make_optimizer(const TrainConfig& s, std::vector<FlatUnit> units,
                                           decltype(OptimizerOptions::orthogonalise) orthogonalise) {
   const Optimisation& o = s.optim;
   return make_optimizer(o.optimizer, std::move(units),

@@ -89,31 +89,30 @@ struct TrainConfig {
   // The derived fields (Field::open) in config.toml: those that a user set or, if nullopt, all that apply.
   std::optional<std::set<std::string, std::less<>>> given = {};
 };
-using Job = TrainConfig;
 
 // Throws FieldError for invalid model sizes, or if `microbatches` does not divide the batch.
-void check_sizes(const Job& job);
+void check_sizes(const TrainConfig& job);
 // Throws FieldError if this process cannot start or join `ranks` ranks of the plan's backend.
 void check_backend(const Plan& plan, int64_t ranks);
 // Throws FieldError if the plan does not divide the batch, the heads or the tokens.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
 // Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
-void check(const Job& job, bool traced = false);
+void check(const TrainConfig& job, bool traced = false);
 
 // Whether any checkpoint before the last one is written in the background from a copy.
 bool saves_in_background(const TrainConfig& config);
 
 // The full model's config; an unset vocabulary becomes `tokens_vocab`. Throws FieldError if a set one is smaller.
-ModelConfig model_config(const Job& job, int64_t tokens_vocab);
+ModelConfig model_config(const TrainConfig& job, int64_t tokens_vocab);
 // As meta tensors.
-std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);
-DataOptions data_options(const Job& job);
+std::unique_ptr<LanguageModel> full_model(const TrainConfig& job, int64_t tokens_vocab);
+DataOptions data_options(const TrainConfig& job);
 // Optimizer bytes per trainable parameter, or (`matrices`) per element of full-matrix updates: moments and master copy.
 int64_t state_bytes(const Optimisation& optim, bool matrices = false);
 DType state_dtype(const Optimisation& optim);  // of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state is in a new offload_arena(). `orthogonalise` as in OptimizerOptions.
-std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units,
+std::unique_ptr<Optimizer> make_optimizer(const TrainConfig& job, std::vector<FlatUnit> units,
                                           decltype(OptimizerOptions::orthogonalise) orthogonalise = {});
 
 }  // namespace tessera

@@ -29,15 +29,15 @@ bool asks_cudnn(const Plan& plan);
 KernelChoice select_kernels(const Plan& plan);
 // Throws FieldError if the plan requires cuDNN kernels that are unavailable or do not support this run (no fallback).
 void check_attention(const Plan& plan);
-void check_attention(const Job& job);
+void check_attention(const TrainConfig& job);
 // Throws FieldError if the run computes in bf16 on a GPU without bf16 matmuls.
-void check_bfloat16(const Job& job);
+void check_bfloat16(const TrainConfig& job);
 // For display: the attention kernels of a GPU run and the reason, in one line. Queries the GPU only if nothing else
 // rules out cuDNN.
-std::string describe_attention(const Job& job);
+std::string describe_attention(const TrainConfig& job);
 
 // Returns `world`. Throws the same Error (usage) on every rank, naming the field, if the ranks' jobs differ, because
 // such ranks would deadlock. Collective.
-Communicator& with_one_job(Communicator& world, Job job);
+Communicator& with_one_job(Communicator& world, TrainConfig job);
 
 }  // namespace tessera

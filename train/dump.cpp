@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-void check_dump(const Job& job, int64_t step) {
+void check_dump(const TrainConfig& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
     throw FieldError("dump", fmt::format("expected synchronized steps, got `dp_mode` {}", value_name(mode)));

@@ -39,7 +39,7 @@ namespace tessera {
 
 // Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped, because ranks run no synchronized
 // steps or the run ends before.
-void check_dump(const Job& job, int64_t step);
+void check_dump(const TrainConfig& job, int64_t step);
 
 class StepDump {
  public:

@@ -33,7 +33,8 @@ bool has(const Module::Unit& unit, const Var& weight) {
 }
 
 // Sizes by pipeline rank for one tp rank, computed with fake ranks.
-std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
+std::vector<ShardSizes> parameter_sizes(const TrainConfig& job, const PlanSizes& s, const std::vector<Range>& layers,
+                                        int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
   Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
   ModelConfig config = s.config;
@@ -120,7 +121,7 @@ Schedule shortest_schedule(const Plan& plan) {
   return make_schedule(few);
 }
 
-PlanSizes::PlanSizes(const Job& job)
+PlanSizes::PlanSizes(const TrainConfig& job)
     : plan(job.plan),
       config(model_config(job, job.model.vocab)),
       schedule(shortest_schedule(plan)),
@@ -494,7 +495,7 @@ void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
 }
 
 // Rows routed to other ranks in a step under balanced routing; every tp rank sends them.
-int64_t balanced_rows(const Job& job) {
+int64_t balanced_rows(const TrainConfig& job) {
   const ModelConfig& c = job.model;
   return job.optim.batch * c.context * c.layers * c.experts.per_token / job.plan.ep * (job.plan.ep - 1) * job.plan.tp;
 }
@@ -523,7 +524,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
 
 }  // namespace
 
-std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows) {
+std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std::optional<int64_t> rows) {
   const PlanSizes s(job);
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
@@ -559,7 +560,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
   return all;
 }
 
-std::optional<SentBytes> expected_copies(const Job& job, int64_t steps) {
+std::optional<SentBytes> expected_copies(const TrainConfig& job, int64_t steps) {
   if (job.plan.offload != Offload::parameters) return {};
   const PlanSizes s(job);
   SentBytes out{"host", "copy_to_gpu"};

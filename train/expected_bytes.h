@@ -82,7 +82,7 @@ struct ShardSizes {
 Schedule shortest_schedule(const Plan& plan);
 
 struct PlanSizes {
-  explicit PlanSizes(const Job& job);  // requires a known vocabulary
+  explicit PlanSizes(const TrainConfig& job);  // requires a known vocabulary
 
   Plan plan;
   ModelConfig config;
@@ -106,8 +106,8 @@ struct PlanSizes {
 
 // Traffic of `steps` training steps by axis and operation, without unused operations. `rows`: total number of tokens
 // sent to experts on other ranks; unset: balanced routing.
-std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
+std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std::optional<int64_t> rows = {});
 // Host-to-GPU copies of each rank with Offload::parameters: its shard of a unit for each use.
-std::optional<SentBytes> expected_copies(const Job& job, int64_t steps);
+std::optional<SentBytes> expected_copies(const TrainConfig& job, int64_t steps);
 
 }  // namespace tessera

@@ -95,7 +95,7 @@ std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
 }
 
 // Without a pipeline, one micro-batch is in flight at a time, and the third and later ones equal the second.
-Job with_few_microbatches(Job job) {
+TrainConfig with_few_microbatches(TrainConfig job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;
   const bool one_by_one = kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::naive;
@@ -120,10 +120,10 @@ class Team : NotCopied {
 
 }  // namespace
 
-std::vector<MemoryByCategory> expected_memory(const Job& job) { return held_by_ranks(PlanSizes(job)); }
+std::vector<MemoryByCategory> expected_memory(const TrainConfig& job) { return held_by_ranks(PlanSizes(job)); }
 
-std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
-  const Job job = with_few_microbatches(given);
+std::vector<RankMemory> memory_of_ranks(const TrainConfig& given, bool alike) {
+  const TrainConfig job = with_few_microbatches(given);
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
@@ -190,7 +190,7 @@ ArenaPtr host_arena_for(Device device) {
   return arena;
 }
 
-Job without_strategy(Job job) {
+TrainConfig without_strategy(TrainConfig job) {
   job.plan.dp_mode = DataMode::ddp;
   job.plan.zero = ZeroStage::none;
   return job;
@@ -199,7 +199,7 @@ Job without_strategy(Job job) {
 // Fake peers send nothing: values are uninitialized, sizes are correct.
 class DryRunRank final : public BatchSource {
  public:
-  DryRunRank(const Job& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
+  DryRunRank(const TrainConfig& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
              std::vector<Range> layers)
       : sizes_(sizes),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
@@ -235,9 +235,9 @@ class DryRunRank final : public BatchSource {
         return y;
       });
   }
-  int64_t shared(const Job& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
-  ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
-    Job lone = job;
+  int64_t shared(const TrainConfig& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
+  ModelPart::Options options(const TrainConfig& job, bool split, std::vector<Range> layers) {
+    TrainConfig lone = job;
     if (data_->size() < sizes_.data) lone.plan.cp = 1;
     lone.plan.shard_ranks = 0;  // group reductions are in place
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
@@ -335,7 +335,7 @@ std::vector<int> unlike_cp_ranks(const Plan& plan) {
   return {0, static_cast<int>(plan.cp) - 1};
 }
 
-std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_rank, const Schedule& plan,
+std::vector<StageMemory> measure_all(const TrainConfig& job, std::optional<int> data_rank, const Schedule& plan,
                                      const std::vector<Range>& layers = {}) {
   const PlanSizes sizes(job);
   std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
@@ -349,7 +349,8 @@ std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_ran
 }
 
 // Measures the first, a middle and the last stage.
-std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
+std::vector<StageMemory> measure_short(TrainConfig job, std::optional<int> data_rank, const Schedule& plan,
+                                       int64_t each) {
   job.plan.pp = std::min(3, plan.stages);
   job.plan.schedule = ScheduleKind::gpipe;
   job.plan.schedule_file.clear();
@@ -372,13 +373,13 @@ StageMemory after(const StageMemory& four, const StageMemory& five, int64_t laye
 
 }  // namespace
 
-int64_t handed_bytes(const Job& job) {
+int64_t handed_bytes(const TrainConfig& job) {
   const Plan& p = job.plan;
   const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
   return tokens * job.model.channels * element_size(data_options(job).dtype);
 }
 
-std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
+std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank, bool alike) {
   const cpu::DryRun nothing_is_computed;
   const Schedule plan = shortest_schedule(job.plan);
   const std::vector<Range> layers = split_layers(*full_model(job, job.model.vocab), plan.stages);

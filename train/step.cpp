@@ -64,7 +64,7 @@ void StepConsensus::count_again() {
 
 namespace {
 
-std::string obstacle(const Job& job, bool traced) {
+std::string obstacle(const TrainConfig& job, bool traced) {
   const Plan& p = job.plan;
   if (p.device != Device::cuda) return fmt::format("`device` is {}", to_string(p.device));
   if (p.ranks() > 1 && !uses_nccl(p))
@@ -87,9 +87,9 @@ std::string obstacle(const Job& job, bool traced) {
 
 }  // namespace
 
-bool steps_without_host(const Job& job, bool traced) { return obstacle(job, traced).empty(); }
+bool steps_without_host(const TrainConfig& job, bool traced) { return obstacle(job, traced).empty(); }
 
-std::string no_graph_because(const Job& job, bool traced, bool counted) {
+std::string no_graph_because(const TrainConfig& job, bool traced, bool counted) {
   const Plan& p = job.plan;
   if (p.cuda_graph == CudaGraph::off) return "`cuda_graph` off";
   std::string why = obstacle(job, traced);

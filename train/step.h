@@ -76,10 +76,10 @@ class StepConsensus {
 
 // Whether a run's steps use this path: one rank on a GPU, or several over NCCL without point-to-point messages; no
 // experts, whose rows the host counts; no host-side tracing of actions (`traced`).
-bool steps_without_host(const Job& job, bool traced);
+bool steps_without_host(const TrainConfig& job, bool traced);
 // Why steps are not captured; empty if they are. `counted`: the number of trained targets varies between steps. Throws
 // FieldError if CudaGraph::on is impossible.
-std::string no_graph_because(const Job& job, bool traced, bool counted = false);
+std::string no_graph_because(const TrainConfig& job, bool traced, bool counted = false);
 
 class StepGraph : NotCopied {
  public:

@@ -63,7 +63,7 @@ std::vector<MeshAxis> mesh_axes(const Plan& p) {
 
 }  // namespace
 
-Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace)
+Trainer::Trainer(const TrainConfig& job, Sequences sequences, Communicator& world, Trace* trace)
     : job_(job),
       trace_(trace),
       world_(with_one_job(world, job)),

@@ -201,7 +201,7 @@ double difference(Reference& run, Reference& other) {
 
 // Maximum over steps: a tensor whose gradient is small compared with its addends may differ most in late steps. Both
 // runs continue with the same gradients.
-double difference_of_orders(Job job, const Sequences& sequences, const Working& working) {
+double difference_of_orders(TrainConfig job, const Sequences& sequences, const Working& working) {
   job.plan.microbatches = 1;
   Reference together(job, sequences, {});
   job.plan.microbatches = job.optim.batch;
@@ -222,7 +222,7 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
 
 // Maximum over steps of a serial fp32 run's error relative to float64 at the same values. Both run on the CPU if the
 // GPU has no float64 kernels.
-double error_of_fp32(Job job, const Sequences& sequences, const Working& working) {
+double error_of_fp32(TrainConfig job, const Sequences& sequences, const Working& working) {
   if constexpr (kWithCuda)
     if (!cuda::has_float64_kernels()) job.plan.device = Device::cpu;
   job.plan.microbatches = 1;
@@ -257,7 +257,7 @@ Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double e
                       k * unit, layers, k, orders, error > 0 ? fmt::format(", float64 by {:.3g}", error) : "")};
 }
 
-Tolerance compute_tolerance(const Job& job, const Sequences& sequences, const Working& working) {
+Tolerance compute_tolerance(const TrainConfig& job, const Sequences& sequences, const Working& working) {
   const DType dtype = job.optim.dtype;
   const double orders = dtype == DType::float64 ? 0 : difference_of_orders(job, sequences, working),
                error = dtype == DType::float32 ? error_of_fp32(job, sequences, working) : 0;

@@ -68,10 +68,11 @@ struct Tolerance {
 // Relative differences between two summation orders, and from float64; unused for float64.
 Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double error);
 // For loss, norm and gradients of a step.
-Tolerance compute_tolerance(const Job& job, const Sequences& sequences, const Working& working = VerifyHooks().working);
+Tolerance compute_tolerance(const TrainConfig& job, const Sequences& sequences,
+                            const Working& working = VerifyHooks().working);
 
 // Runs all steps of a rank of the plan, with the oracle on rank 0.
-void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
-                       VerifyResult& result);
+void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
+                       const VerifyHooks& hooks, VerifyResult& result);
 
 }  // namespace tessera

@@ -35,7 +35,7 @@ Tensor own(Reference& run, size_t unit) {
 
 }  // namespace
 
-Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& order)
+Replicas::Replicas(const TrainConfig& job, const Sequences& sequences, const SumOrder& order)
     : plan_(job.plan), apart_(job.plan.dp_mode == DataMode::diloco), last_(job.optim.steps) {
   for (int rank = 0; rank < (apart_ ? order.ranks : 1); ++rank) {
     SumOrder own = order;

@@ -12,7 +12,7 @@ namespace tessera {
 
 class Replicas {
  public:
-  Replicas(const Job& job, const Sequences& sequences, const SumOrder& order);
+  Replicas(const TrainConfig& job, const Sequences& sequences, const SumOrder& order);
 
   size_t count() const { return all_.size(); }
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }

@@ -131,7 +131,7 @@ Sequences watched(Sequences loading, const Sequences& right, int64_t context, co
 
 class VerifiedRank {
  public:
-  VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+  VerifiedRank(const TrainConfig& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
                VerifyResult& result)
       : job_(job),
         trainer_(hooks.running(job),
@@ -419,7 +419,7 @@ class VerifiedRank {
     return std::max(cuda::kMaxWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
   }
 
-  const Job& job_;
+  const TrainConfig& job_;
   std::shared_ptr<Given> given_ = std::make_shared<Given>();
   Trainer trainer_;
   const VerifyHooks& hooks_;
@@ -437,8 +437,8 @@ class VerifiedRank {
 
 }  // namespace
 
-void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
-                       VerifyResult& result) {
+void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
+                       const VerifyHooks& hooks, VerifyResult& result) {
   VerifiedRank(job, world, sequences, hooks, result).run();
 }
 

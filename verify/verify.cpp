@@ -130,7 +130,7 @@ void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   r.bubble_formula = bubble_formula(schedule);
 }
 
-void check_can_be_verified(const Job& s) {
+void check_can_be_verified(const TrainConfig& s) {
   check(s);
   if (s.plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode",
@@ -141,7 +141,7 @@ void check_can_be_verified(const Job& s) {
                      "the summation order of a native all-reduce is unknown; expected direct, ring, tree or root");
 }
 
-void describe_run(Observations& o, const Job& job, bool exact) {
+void describe_run(Observations& o, const TrainConfig& job, bool exact) {
   const Plan& p = job.plan;
   o.pp = p.pp;
   o.dp = p.dp;
@@ -172,7 +172,7 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
 
 }  // namespace
 
-Job verifiable(Job job) {
+TrainConfig verifiable(TrainConfig job) {
   if (job.model.vocab == 0) job.model.vocab = kVocab;
   job.plan.deterministic = true;
   job.model.lora.starts_idle = false;  // otherwise LoRA's A has no gradient in the first step
@@ -180,8 +180,8 @@ Job verifiable(Job job) {
   return job;
 }
 
-VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
-  const Job s = verifiable(given);
+VerifyResult verify(const TrainConfig& given, const VerifyHooks& hooks) {
+  const TrainConfig s = verifiable(given);
   check_can_be_verified(s);
   const Optimisation& o = s.optim;
   const Sequences sequences = hooks.sequences(s);

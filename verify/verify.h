@@ -38,14 +38,13 @@ using Working = std::function<void(std::string_view work, int64_t step)>;
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
   // The job that the ranks run; the oracle runs `job`.
-  std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
-  std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
+  std::function<TrainConfig(const TrainConfig& job)> running = [](const TrainConfig& job) { return job; };
+  std::function<Sequences(const TrainConfig& job)> sequences = [](const TrainConfig& job) {
     return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
                                static_cast<uint64_t>(job.optim.seed));
   };
-  std::function<Sequences(Sequences sequences, const Job& job, int rank)> loading = [](Sequences s, const Job&, int) {
-    return s;
-  };
+  std::function<Sequences(Sequences sequences, const TrainConfig& job, int rank)> loading =
+      [](Sequences s, const TrainConfig&, int) { return s; };
   std::function<void(Trainer& rank)> made = [](Trainer&) {};    // before the first step
   std::function<void(Trainer& rank)> summed = [](Trainer&) {};  // after the reduction of gradients, before their
                                                                 // comparison
@@ -85,16 +84,16 @@ struct VerifyResult {
 
 // The job that verify() compares, with open choices resolved: vocabulary, kernels not selected by timing, attention
 // kernels whose rows are independent of the batch.
-Job verifiable(Job job);
+TrainConfig verifiable(TrainConfig job);
 
 // Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on new ranks or in the MPI job, and
 // compares. Throws as training does.
-VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
+VerifyResult verify(const TrainConfig& job, const VerifyHooks& hooks = {});
 
-using HooksOf = std::function<VerifyHooks(const Job& job)>;
+using HooksOf = std::function<VerifyHooks(const TrainConfig& job)>;
 // Runs verify(), and diagnoses a failure. Wrong forward passes are rerun without dropout, without the document mask, on
 // one context rank and without a pipeline, for as many steps as needed to show the error.
-VerifyResult explain(const Job& job, const HooksOf& hooks);
+VerifyResult explain(const TrainConfig& job, const HooksOf& hooks);
 
 // The last step of verify(): adds a line to result.failures for each violated bound on totals (traffic and memory) and
 // if the plan was not exercised.

@@ -57,7 +57,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
         bad_usage("--{}: cannot be combined with --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
-  Job job = config;
+  TrainConfig job = config;
   job.plan.microbatches = 1;
   check_sizes(job);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(config.preset);
@@ -163,7 +163,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
   Progress progress(Progress::for_stderr(0, false));
   for (const int64_t number : numbers) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
-    const Job job = planner::own_job(make_case(q, c.layout)).value();
+    const TrainConfig job = planner::own_job(make_case(q, c.layout)).value();
     check(job, true);
     const auto at = [&](int done) { progress.work(fmt::format("measuring plan {}: {} steps done", number, done)); };
     out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job, at))});
@@ -219,7 +219,7 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
   return measured;
 }
 
-std::optional<double> predicted_step(const planner::Machine& machine, const Job& job) {
+std::optional<double> predicted_step(const planner::Machine& machine, const TrainConfig& job) {
   const Plan& p = job.plan;
   const Optimisation& o = job.optim;
   if (p.device != Device::cpu || p.backend != Backend::threads || p.dp_mode != DataMode::ddp ||

@@ -28,11 +28,11 @@ bool is_list(std::string_view option, const std::string& text) {
   return text.find(',') != std::string::npos && option != "lora-targets" && text.find('/') == std::string::npos;
 }
 
-Job checked_job(const TrainOptions& o) {
+TrainConfig checked_job(const TrainOptions& o) {
   if (o.plan.dp_mode == DataMode::ps_async)
     throw Error(
         "--dp-mode: expected synchronous data parallelism, got ps-async, whose steps are known only from a run");
-  Job job = resolve(o);
+  TrainConfig job = resolve(o);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(o.preset);
   check_sizes(job);
   check(job.plan);
@@ -43,7 +43,7 @@ Job checked_job(const TrainOptions& o) {
 }
 
 Record start_record(const TrainOptions& o) {
-  const Job job = checked_job(o);
+  const TrainConfig job = checked_job(o);
   const Plan& p = job.plan;
   Record r;
   r.planned = true;
@@ -67,7 +67,7 @@ Record start_record(const TrainOptions& o) {
     rank.peak = m.total();
   }
   const int64_t steps = p.sync_every;  // averages bytes over a synchronization period
-  Job long_run = job;
+  TrainConfig long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
     r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, s.most / steps});

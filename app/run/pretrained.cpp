@@ -180,7 +180,7 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
 
 // Checks that the threads of all ranks can be created; subtracts their stacks from the memory limit.
-MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
+MemoryLimit limit_without_threads(const TrainConfig& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
                                                      : std::max<int64_t>(1, cpu::threads() / local_world_size);
@@ -406,14 +406,14 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (wanted == Codec::gptq) take("quantize_group");
 }
 
-void check_minimum_memory(const Job& job) {
+void check_minimum_memory(const TrainConfig& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))
     refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
 }
 
 void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here) {
   if (config.plan.device != Device::cpu) return;
-  Job job = config;
+  TrainConfig job = config;
   const bool saves = !config.run.no_save;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
@@ -432,8 +432,8 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
   refuse(memory_refusal(job, here, limit_without_threads(job, here.ranks)));
 }
 
-void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
-  Job sized = job;
+void check_described(const fs::path& config, const fs::path& folder, const TrainConfig& job, int64_t vocab) {
+  TrainConfig sized = job;
   sized.model = model_config(job, vocab);
   const MinimumMemory of = least_memory(sized);
   std::vector<fs::path> files = {folder / "model.safetensors"};
@@ -452,7 +452,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
               config.string(), of.parameters, of.values, max_bytes, largest.string());
 }
 
-void check_memory_for_inference(const Job& job) {
+void check_memory_for_inference(const TrainConfig& job) {
   if (job.plan.device != Device::cpu) return;
   int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
   for (const MemoryByCategory& held : expected_memory(job)) {
@@ -466,8 +466,8 @@ void check_memory_for_inference(const Job& job) {
               static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
 }
 
-void check_memory_for_verifying(const Job& given) {
-  const Job job = verifiable(given);
+void check_memory_for_verifying(const TrainConfig& given) {
+  const TrainConfig job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
   const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());

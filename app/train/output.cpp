@@ -59,7 +59,7 @@ Ordered gpu_json(const TrainOutput::Facts& f) {
 
 // cuBLASLt and Tessera's kernels cannot vectorize accesses to logits whose rows are not multiples of 16 bytes. Empty if
 // no padding is needed.
-std::string vocab_hint(const Job& s, int64_t vocab) {
+std::string vocab_hint(const TrainConfig& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
   const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
   if (vocab % row == 0) return "";

@@ -53,7 +53,7 @@ std::optional<double> predict_step_time(const TrainCall& call, const ModelConfig
   const auto machine = cached_machine_here();
   const bool regular = !call.dataset.has_examples() && call.options.plan.dp_mode != DataMode::ps_async;
   if (!machine || !regular) return {};  // irregular steps differ in length
-  Job job = call.options;
+  TrainConfig job = call.options;
   job.model = model;
   job.plan.threads_per_rank = cpu::threads();
   return predicted_step(*machine, job);

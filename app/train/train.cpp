@@ -76,7 +76,7 @@ Sequences sequences_for(const TrainConfig& s, const Dataset& dataset) {
 }
 
 // For the memory estimate: a pass has at most the tokens of the longest row of examples.
-Job longest_row_job(Job job, const Dataset& d) {
+TrainConfig longest_row_job(TrainConfig job, const Dataset& d) {
   std::vector<int64_t> lengths;
   const auto add = [&](const Dataset& one) {
     for (const auto& rows : {one.train_examples, one.val_examples})

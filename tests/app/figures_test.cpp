@@ -256,9 +256,9 @@ TEST_F(RunMetricsTest, ThroughputTimesAndFlopsAreConsistent) {
 
 // Measured by the test's own clock, which includes the start of the program.
 TEST_F(RunMetricsTest, StepTimesMatchExternalClock) {
-  const Job job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
-                .optim = {.batch = 4},
-                .plan = {.threads_per_rank = 1}};
+  const TrainConfig job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
+                        .optim = {.batch = 4},
+                        .plan = {.threads_per_rank = 1}};
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, synthetic_sequences(64, 64, 4, 1), world);
     double reported = 0, observed = 0;

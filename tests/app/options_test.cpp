@@ -364,7 +364,7 @@ TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
 
 // A run whose attention cuDNN supports, with these changes.
 using Values = std::vector<std::pair<const char*, const char*>>;
-Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
+TrainConfig on_gpu(const Values& others = {}, int64_t ranks = 1) {
   TrainOptions o;
   o["device"] = "cuda", o["dtype"] = "bf16", o["channels"] = 256, o.ranks = ranks;
   for (const auto& [name, value] : others) o[name] = value;
@@ -418,7 +418,7 @@ using AttentionChoiceGpu = test::OnGpu;
 
 TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
-  const auto expect = [](const Job& job, const std::string& begins, const std::string& ends = "") {
+  const auto expect = [](const TrainConfig& job, const std::string& begins, const std::string& ends = "") {
     const std::string description = describe_attention(job);
     EXPECT_TRUE(description.starts_with("attention: " + begins) && description.ends_with(ends)) << description;
   };
@@ -462,7 +462,7 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
         "--min-lr: expected at most --lr (0.003), got 9"})
     EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
   EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
-  const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
+  const TrainConfig wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
     check(wrong);
     ADD_FAILURE() << "is accepted";

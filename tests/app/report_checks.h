@@ -151,7 +151,7 @@ inline void expect_actions(const Json& trace, const Json& report) {
 inline void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
-  Job job = resolve(options);
+  TrainConfig job = resolve(options);
   job.model.vocab = report["model"]["vocab"];
   for (const Json& args : args_with(trace, "operation")) {
     auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 // A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
 TEST(Collectives, TimeoutExcludesSuspendedTime) {
   AwakeTimer timer;
-  EXPECT_LT(timer.seconds(), 0.1);
+  EXPECT_LT(timer.seconds(), 0.3);
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(milliseconds(20));
     timer.seconds();
@@ -174,9 +174,9 @@ Watched watch_zero(int stage, double late) {
 // that blocks instead of computing fails with any delay.
 template <class F>
 Watched watch_zero_until(int stage, const F& overlaps) {
-  for (const double late : {0.004, 0.02})
+  for (const double late : {0.004, 0.02, 0.1})
     if (Watched w = watch_zero(stage, late); overlaps(w)) return w;
-  return watch_zero(stage, 0.1);
+  return watch_zero(stage, 0.5);
 }
 
 TEST(ZeroOverlap, ParameterPrefetchOverlapsComputation) {

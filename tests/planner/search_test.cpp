@@ -146,7 +146,7 @@ TEST(Search, EnumeratesAllValidLayouts) {
                     ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min, ScheduleKind::interleaved}) {
                 if (8 % (pp * tp * cp) != 0 || (sp && tp == 1) || (cp == 1 && mode == ContextMode::ulysses)) continue;
                 if (pp == 1 && schedule != ScheduleKind::one_f_one_b) continue;
-                Job job{.model = model, .optim = {.batch = 8}};
+                TrainConfig job{.model = model, .optim = {.batch = 8}};
                 job.plan = {.pp = pp, .dp = 8 / pp / tp / cp, .cp = cp, .tp = tp, .sp = sp, .schedule = schedule};
                 job.plan.cp_mode = mode, job.plan.microbatches = m;
                 if (schedule == ScheduleKind::interleaved) job.plan.chunks = 2;
@@ -160,7 +160,7 @@ TEST(Search, EnumeratesAllValidLayouts) {
   for (const Layout& base : bases(q))
     for (const Layout& l : variants(q, base)) {
       searched.insert(to_text(l.plan));
-      Job job{.model = model, .optim = {.batch = 8}, .plan = l.plan};
+      TrainConfig job{.model = model, .optim = {.batch = 8}, .plan = l.plan};
       EXPECT_NO_THROW(check(job)) << to_text(l.plan);
       EXPECT_EQ(l.batch(), 8);
       EXPECT_EQ(l.plan.ranks(), 8);

@@ -350,7 +350,7 @@ std::vector<WrongCall> wrong_calls() {
     draw_token(floats({4}), {.repetition_penalty = 2}, 0, before);
   });
   add("trainer: ranks", "ranks", [](Communicator& w, Draw& d) {
-    Job job = job_of_two();
+    TrainConfig job = job_of_two();
     job.plan.dp = d.between(3, 9), job.optim.batch = 4 * job.plan.dp;
     Trainer(job, sequences(), w);
   });
@@ -360,7 +360,7 @@ std::vector<WrongCall> wrong_calls() {
     Trainer(job_of_two(), synthetic_sequences(d.between(17, 99), 4, 4, 1), w).step();
   });
   add("trainer: model", "make", [](Communicator& w, Draw&) {
-    Job job = job_of_two();
+    TrainConfig job = job_of_two();
     job.make = nullptr;
     Trainer(job, sequences(), w);
   });

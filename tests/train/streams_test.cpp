@@ -66,7 +66,7 @@ struct Streams : std::map<std::string, std::vector<bool>> {
 // Elements retained by dropout and attention dropout in two training steps, by layer, step and sequence of the batch.
 Streams masks(Plan plan, int64_t seed) {
   plan.threads_per_rank = 1;
-  Job job{.model = kGpt, .optim = {.steps = 2, .batch = kBatch, .seed = seed}, .plan = plan};
+  TrainConfig job{.model = kGpt, .optim = {.steps = 2, .batch = kBatch, .seed = seed}, .plan = plan};
   Streams out;
   std::mutex one_at_a_time;
   const auto look = [&](LanguageModel& model, Attention& layer, const AttentionOptions& options, const Tensor& x) {

@@ -20,7 +20,7 @@ namespace {
 
 // Each sequence ignores its targets before a different position, possibly the last: ranks and micro-batches have very
 // different numbers of targets. `packed`: documents of 1 to 6 tokens without an end token.
-Sequences masked_sequences(const Job& job, bool packed = false) {
+Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
   const auto kept = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
@@ -114,7 +114,7 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
-    Job job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
+    TrainConfig job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
     job.make = [](const ModelConfig& config) {
       std::unique_ptr<LanguageModel> model = make_model(config);
       const auto skip = [m = model.get()](const Module::Inner& inner, const Var& x) {
@@ -274,7 +274,7 @@ TEST(WideVocab, PipelinesTrainLikeOneRank) {
 // With untrained targets, every plan averages over those of the global batch, like one rank.
 
 VerifyHooks masked(bool packed) {
-  return {.sequences = [packed](const Job& job) { return masked_sequences(job, packed); }};
+  return {.sequences = [packed](const TrainConfig& job) { return masked_sequences(job, packed); }};
 }
 
 TrainOptions masked_plan(const std::string& words) { return small_plan("channels=16 steps=3 batch=12 " + words); }
@@ -310,7 +310,7 @@ TEST(MaskedTargets, GpuStepsMatchOracleBitwise) {
 // The contract can fail: a rank that averages over its own targets is detected.
 TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
   VerifyHooks hooks = masked(false);
-  hooks.loading = [](Sequences s, const Job& job, int rank) {
+  hooks.loading = [](Sequences s, const TrainConfig& job, int rank) {
     s.trained = [load = s.load, rank, per_rank = job.optim.batch / 2, context = job.model.context](int64_t step) {
       std::vector<int32_t> in(static_cast<size_t>(per_rank * context)), out(in.size());
       load(step, rank * per_rank, per_rank, in.data(), out.data());
@@ -323,7 +323,7 @@ TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
 
 // So are ignored targets that count: the oracle's mean equals that of a plain loop.
 TEST(MaskedTargets, AreExcludedFromMean) {
-  Job job = resolve(masked_plan("dp=1"));
+  TrainConfig job = resolve(masked_plan("dp=1"));
   job.model.dropout = 0;
   job.optim.dtype = DType::float64;
   Sequences sequences = masked_sequences(job);
@@ -338,7 +338,7 @@ TEST(MaskedTargets, AreExcludedFromMean) {
 }
 
 TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
-  const Job job = resolve(masked_plan("dp=2 dp_mode=ps-async"));
+  const TrainConfig job = resolve(masked_plan("dp=2 dp_mode=ps-async"));
   EXPECT_THROW(check_sequences(job, masked_sequences(job)), FieldError);
   EXPECT_NO_THROW(check_sequences(resolve(masked_plan("dp=2")), masked_sequences(job)));
 }

@@ -248,7 +248,7 @@ TEST_F(Bounds, ToleranceIsCalibratedForSplitReductions) {
 
 TEST_F(Bounds, CalibrationStaysWithinLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
-    const Job job = resolve(small_plan(dtype));
+    const TrainConfig job = resolve(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
     const double bound = compute_tolerance(job, test::counted(job)).bound;
     EXPECT_GE(bound, 63.999 * unit);

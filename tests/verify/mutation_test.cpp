@@ -26,7 +26,7 @@ using namespace test;
 
 // The contract fails, or training itself stops.
 void expect_detected_by_verify(std::string_view mutation, const TrainOptions& o) {
-  const Job job = resolve(o);
+  const TrainConfig job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
   EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
@@ -100,7 +100,7 @@ VerifyHooks after_update(const Spoil& inject) {
 VerifyHooks after_reductions(const Spoil& inject) { return {.summed = inject}; }
 
 void expect_bits(const TrainOptions& o) {
-  const Job job = resolve(o);
+  const TrainConfig job = resolve(o);
   const auto passes = [&](const VerifyHooks& hooks) {
     const VerifyResult r = verify(job, hooks);
     EXPECT_EQ(r.bitwise, r.passed() && r.exact) << make_command(o);
@@ -156,7 +156,7 @@ TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
-      const Job job = resolve(o);
+      const TrainConfig job = resolve(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << make_command(o);
       const double unit = value_name(o.optim.dtype) == "fp64"
@@ -233,7 +233,7 @@ TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
     const InjectedFault& defect = defects()[trial % defects().size()];
     const auto o = draw_with(defect, trial);
     ASSERT_TRUE(o) << defect.name << " has no plan";
-    const VerifyResult r = explain(resolve(*o), [&](const Job& j) { return planted_if_it_applies(defect, j); });
+    const VerifyResult r = explain(resolve(*o), [&](const TrainConfig& j) { return planted_if_it_applies(defect, j); });
     caught += r.passed() ? 0 : 1;
     if (r.passed()) {
       std::printf("NOT SEEN %s: %s\n", defect.name.data(), make_command(*o).c_str());
@@ -330,7 +330,7 @@ TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
 TEST(Diagnosis, ReportsRanksWithWrongTokens) {
   const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
     VerifyHooks hooks;
-    hooks.loading = [=](Sequences s, const Job& run, int rank) {
+    hooks.loading = [=](Sequences s, const TrainConfig& run, int rank) {
       s.load = [=, right = s.load, context = run.model.context](int64_t step, int64_t first, int64_t count, int32_t* in,
                                                                 int32_t* out) {
         right(step, first, count, in, out);
@@ -340,8 +340,8 @@ TEST(Diagnosis, ReportsRanksWithWrongTokens) {
       };
       return s;
     };
-    const VerifyResult r =
-        explain(resolve(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
+    const VerifyResult r = explain(resolve(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")),
+                                   [=](const TrainConfig&) { return hooks; });
     std::vector<std::string> found = r.failures;
     std::erase_if(found, [](const std::string& failure) { return !failure.starts_with("rank"); });
     EXPECT_EQ(found, lines);

@@ -39,18 +39,18 @@ inline std::string make_command(const TrainOptions& o) {
   return text;
 }
 
-inline Sequences counted(const Job& job, int64_t seed = 1) {
+inline Sequences counted(const TrainConfig& job, int64_t seed = 1) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
 }
 
 // Calls f(trainer) on each rank of the job.
-inline void on_ranks(const Job& job, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
+inline void on_ranks(const TrainConfig& job, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, sequences, world);
     f(trainer);
   });
 }
-inline void on_ranks(const Job& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
+inline void on_ranks(const TrainConfig& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
 
 }  // namespace test
 }  // namespace tessera

@@ -61,7 +61,7 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
 
 // The model has 0.516 bytes per quantized weight, and one mean per matrix.
 TEST(Quantized, MemoryMatchesClosedForm) {
-  const Job job = resolve(small_qlora());
+  const TrainConfig job = resolve(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
   for (const Parameter* p : model->parameters())

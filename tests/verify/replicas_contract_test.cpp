@@ -97,7 +97,7 @@ TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
 }
 
 VerifyResult explain_injected(const char* name, const TrainOptions& o) {
-  return explain(resolve(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
+  return explain(resolve(o), [&](const TrainConfig& j) { return planted_if_it_applies(defect(name), j); });
 }
 
 // A skipped outer step is detected in the step where its fragment is due.
@@ -112,7 +112,7 @@ TEST(ReplicasContract, DetectsSkippedFragment) {
 }
 
 std::vector<Tensor> trained(const TrainOptions& o) {
-  const Job job = resolve(o);
+  const TrainConfig job = resolve(o);
   std::vector<Tensor> out;
   on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();

@@ -21,7 +21,7 @@ class AsyncTrainer {
  public:
   // Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if some targets are not
   // trained: a single worker's update has no batch to average over.
-  AsyncTrainer(const Job& job, Sequences sequences, Communicator& world);
+  AsyncTrainer(const TrainConfig& job, Sequences sequences, Communicator& world);
 
   AsyncServer& server() { return server_; }
   Communicator& axis() { return *axis_; }
@@ -53,7 +53,7 @@ class AsyncTrainer {
   void gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
               std::vector<NamedTensor>& out);
 
-  Job job_;
+  TrainConfig job_;
   Sequences sequences_;
   std::unique_ptr<Communicator> axis_;
   ArenaPtr arena_;

@@ -81,7 +81,7 @@ struct SavedPart {
 };
 // The slices that each rank saves, computed from sizes alone. `state`: optimizer state, otherwise parameters. Throws
 // FieldError for ps-async.
-std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
+std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool state);
 
 // Full tensors of a checkpoint, stored in one file or in slices:
 //

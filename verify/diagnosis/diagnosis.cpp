@@ -234,18 +234,19 @@ const HeldDifference* retained_memory(const Observations& o) {
 struct Change {
   Without without;
   const char* text;
-  bool (*there)(const Job& job);
-  void (*change)(Job& job);
+  bool (*there)(const TrainConfig& job);
+  void (*change)(TrainConfig& job);
 };
 constexpr auto kChanges = std::to_array<Change>({
-    {Without::dropout, "without dropout", [](const Job& j) { return j.model.dropout > 0 || j.model.lora.dropout > 0; },
-     [](Job& j) { j.model.dropout = j.model.lora.dropout = 0; }},
-    {Without::documents, "without the document mask", [](const Job& j) { return j.optim.document_mask; },
-     [](Job& j) { j.optim.document_mask = false; }},
-    {Without::context_axis, "on one context rank", [](const Job& j) { return j.plan.cp > 1; },
-     [](Job& j) { j.plan.cp = 1; }},
-    {Without::pipeline, "without a pipeline", [](const Job& j) { return j.plan.pp > 1; },
-     [](Job& j) {
+    {Without::dropout, "without dropout",
+     [](const TrainConfig& j) { return j.model.dropout > 0 || j.model.lora.dropout > 0; },
+     [](TrainConfig& j) { j.model.dropout = j.model.lora.dropout = 0; }},
+    {Without::documents, "without the document mask", [](const TrainConfig& j) { return j.optim.document_mask; },
+     [](TrainConfig& j) { j.optim.document_mask = false; }},
+    {Without::context_axis, "on one context rank", [](const TrainConfig& j) { return j.plan.cp > 1; },
+     [](TrainConfig& j) { j.plan.cp = 1; }},
+    {Without::pipeline, "without a pipeline", [](const TrainConfig& j) { return j.plan.pp > 1; },
+     [](TrainConfig& j) {
        j.plan.pp = 1;
        j.plan.schedule = ScheduleKind::one_f_one_b;
        j.plan.schedule_file.clear();
@@ -474,13 +475,13 @@ std::vector<Diagnosis> diagnose(const Observations& seen) {
   return out;
 }
 
-VerifyResult explain(const Job& job, const HooksOf& hooks) {
+VerifyResult explain(const TrainConfig& job, const HooksOf& hooks) {
   VerifyResult r = verify(job, hooks(job));
   if (!r.known || r.passed()) return r;
   if (asks_for_probes(Symptoms(r.seen)))
     for (const Change& change : kChanges) try {
         if (!change.there(job)) continue;
-        Job changed = job;
+        TrainConfig changed = job;
         change.change(changed);
         changed.optim.steps = Symptoms(r.seen).step;
         const VerifyResult again = verify(changed, hooks(changed));

@@ -49,7 +49,7 @@ void Routing::place(size_t layer, const std::vector<MixtureOfExperts::Pass>& pas
     }
 }
 
-bool replays_routing(const Job& job) { return job.model.experts.count > 0 && splits_sums(job.plan); }
+bool replays_routing(const TrainConfig& job) { return job.model.experts.count > 0 && splits_sums(job.plan); }
 
 void keep_passes(LanguageModel& model) {
   for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->keep_passes();
