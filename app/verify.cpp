@@ -230,9 +230,8 @@ std::string bytes_text(const VerifyResult& r) {
   std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
                                 "calls", "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
-    SentBytes expected;
-    for (const SentBytes& e : r.expected_sent)
-      if (e.axis == s.axis && e.operation == s.operation) expected = e;
+    const SentBytes* const found = find_sent(r.expected_sent, s);
+    const SentBytes expected = found ? *found : SentBytes();
     out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation,
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
                        expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);

@@ -358,9 +358,8 @@ std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
     const VerifyResult r = run_puzzle(p, seed + run, fault_of_run(p, seed, run));
     out += fmt::format("run {}\n", run + 1);
     for (const SentBytes& s : r.sent)
-      for (const SentBytes& e : r.expected_sent)
-        if (e.axis == s.axis && e.operation == s.operation)
-          out += fmt::format("  {:<6} {:<15} {:>9} bytes sent; expected {}\n", e.axis, e.operation, s.bytes, e.bytes);
+      if (const SentBytes* const e = find_sent(r.expected_sent, s))
+        out += fmt::format("  {:<6} {:<15} {:>9} bytes sent; expected {}\n", s.axis, s.operation, s.bytes, e->bytes);
     for (size_t i = 0; i < r.failures.size(); ++i)
       if (i < 8 || !r.failures[i].starts_with("step")) out += "  " + r.failures[i] + "\n";
   }
