@@ -102,18 +102,12 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
 }
 
 // The planner searches the choices whose options are not set.
-template <class T>
-void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
-  if (o.gives(option)) choice = value;
-}
-
 planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
-  planner::Fixed f{.ep = o.ep};
-  const Plan& plan = o.run.plan;
-  fix(o, "pp", f.pp, plan.pp), fix(o, "dp", f.dp, plan.dp), fix(o, "cp", f.cp, plan.cp), fix(o, "tp", f.tp, plan.tp);
-  fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
-  fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
-  fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+  planner::Fixed f;
+  planner::Layout l{.plan = p, .ep = o.ep.value_or(1)};
+  each_choice(f, l, [&](std::string_view option, auto& choice, const auto& value) {
+    if (option == "ep" ? o.ep.has_value() : o.gives(option)) choice = value;
+  });
   return f;
 }
 
