@@ -34,7 +34,7 @@ namespace {
 struct BiasSums {
   bool wanted = true;
   fusion::RowSums end = {};   // computed by the op that produced dy, or empty
-  bool in_our_order = false;  // not computed by a GEMM library in its own order
+  bool in_our_order = false;  // summed in Tessera's order, not a GEMM library's
 };
 BiasSums sums_of_output(const Grads& g) {
   return {.end = fusion::row_sums(g), .in_our_order = fusion::row_sums_required(g)};
@@ -360,7 +360,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   Tensor x = std::move(logits).take();
   const Tensor targets = targets_on_device(x, targets_anywhere, x.dim(-1));
   if (trains && x.device() == Device::cuda && x.unique() && x.is_contiguous()) {
-    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before the factor of backward() is known
+    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before backward() provides its seed
     Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge}, [x = std::move(x)](Grads& g) mutable {
       scale_rows_(x, g.output());
       g.give(0, std::move(x));

@@ -55,8 +55,8 @@ const RowSums& row_sums(const Grads& g);
 // Grads::give() with row sums of the gradient.
 void give(Grads& g, int input, Tensor gradient, RowSums sums);
 
-// x as the output of another node, which calls `before` in the backward pass, unless no gradient arrives. Deferred sums
-// and row sums pass through.
+// x as the output of an identity node that calls `before` in the backward pass, unless no gradient arrives. Deferred
+// sums and row sums pass through.
 Var pass_through(const char* op, Var x, std::function<void(const Grads&)> before);
 
 // Joint gradients.

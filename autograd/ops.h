@@ -78,7 +78,7 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
 // {x + y, norm(x + y)}.
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options = {},
                              bool recompute = false);
-// Deferred so that a norm can fuse the addition (autograd/fusion.h).
+// Defers the addition so that a norm can fuse it (autograd/fusion.h).
 Var add_residual(const Var& x, Var y);
 Var softmax(const Var& x);
 Var log_softmax(const Var& x);

@@ -119,7 +119,7 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
       return question(ours);
   for (const std::string& k : known)  // a prefix is not a typo: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return question(k);
-  if (word.empty() || word.size() > 64) return "";  // no match, and the search would be slow
+  if (word.empty() || word.size() > 64) return "";  // matches nothing, and the search would be slow
   const std::string* best = nullptr;
   size_t nearest = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& k : known)

@@ -74,7 +74,7 @@ class ErrorList {
   }
 
  private:
-  // The option, field or file that a message begins with; only the first error of each is reported.
+  // The option, field or file at the start of a message; only its first error is reported.
   static std::string_view subject(std::string_view message) { return message.substr(0, message.find(": ")); }
 
   std::vector<std::string> messages_;

@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 constexpr size_t kDeepest = 64;
 constexpr std::string_view kOfNumbers = "+-.0123456789eE", kBefore = " \t\r\n:,[";
 
-// A number outside double's range, or Python's NaN or Infinity, where nlohmann's parser stops.
+// A number outside double's range, or Python's NaN or Infinity, at which nlohmann's parser stops.
 struct Huge {
   size_t ordinal;  // index among the numbers in the text, from 1
   size_t begin, size;
@@ -175,7 +175,7 @@ void require_memory_for_json(std::string_view text, const std::string& what) {
 }
 
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
-  // nlohmann's parser ends at a NUL and ignores the rest.
+  // nlohmann's parser stops at a NUL and ignores the rest.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     bad_input("{}: not valid JSON at byte {}: NUL byte", what, nul);
   require_memory_for_json(text, what);

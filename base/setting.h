@@ -41,12 +41,12 @@ struct Field {
   std::string_view goes_with = {};       // "dp_mode ps-sync or ps-async": the field and values that enable it
   std::string_view group = {};           // default: the current Settings::group()
   bool open = false;                     // derived from other fields if unset, so it has no default
-  bool in_file = true, in_words = true;  // false: specific to one call, so not stored in configurations; not an option
-  bool repeated = false, place = false;  // the option may be repeated; positional argument
+  bool in_file = true, in_words = true;  // in_file false: per call, not stored; in_words false: not an option
+  bool repeated = false, place = false;  // repeated: may be passed several times; place: a positional argument
   bool of_weights = false;               // a property of trained weights
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
-  double* share = nullptr;  // parses "3%" or "0.25e" as 0.03 or 0.25, which replaces the number; 0: the number is used
+  double* share = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
   char of_what = 0;         // the suffix, '%' or 'e'
 
   Field& follows() { return open = true, *this; }
@@ -66,7 +66,7 @@ struct Field {
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 
-// An enum value. If its names are digits, users see a number.
+// An enum value. If its names are digits, it is presented as a number.
 struct Choice {
   void* at;
   int64_t (*get)(const void*);
@@ -101,7 +101,7 @@ class Setting {
 
 class Settings {
  public:
-  // Group of the fields added afterwards.
+  // Sets the group of fields added afterwards.
   Settings& group(std::string_view name);
   template <class T>
   Field& add(T& value, const Field& field) {
@@ -118,7 +118,7 @@ class Settings {
   }
   Settings& add(const Settings& others);
   Field& add(const Setting& other) { return all_.push_back(other), all_.back().field; }
-  // Moves a field after another.
+  // Moves the field `name` to directly follow the field `after`.
   void move(std::string_view name, std::string_view after);
   // Sorts by group, in this order; stable within a group.
   void sort(std::span<const std::string_view> groups);

@@ -152,7 +152,7 @@ const std::string& preset_names() {
 
 namespace {
 
-// Defaults to the preset's; fixed by trained weights.
+// Defaults to the preset's size; fixed by trained weights.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
   return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_default);
 }

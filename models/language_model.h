@@ -168,7 +168,7 @@ class LanguageModel : public Module {
   virtual void place(const ModelAxes& axes);
 
   // --- derived operations ---
-  // embed(), recorded in the graph even if only layers are trained, so that all layers behave alike.
+  // embed(), recorded in the graph even if only layers are trained.
   Var embedded(const Tensor& ids);
   Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
@@ -179,8 +179,8 @@ class LanguageModel : public Module {
   TextCache cache() const { return cache(config.context); }
   Tensor decode(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode(const Tensor& ids, TextCache& text) { return decode(ids, std::array{&text}); }
-  // Stages of decode() on ranks with some layers: embeddings (B, T, C), after set_step() to the tokens' positions; a
-  // layer; and logits (B, V) of the last token, or this rank's columns of them.
+  // Stages of decode() on ranks with only some layers: embeddings (B, T, C), after set_step() to the tokens' positions;
+  // a layer; and logits (B, V) of the last token, or this rank's columns of them.
   Tensor decode_first(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts);
   Tensor decode_last(const Tensor& x);

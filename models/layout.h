@@ -76,7 +76,7 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
   virtual Microbatch load(int64_t index, bool ids, bool targets) = 0;
-  // Position in the run.
+  // Position of micro-batch `index` in the run.
   virtual StepInfo where(int64_t index) = 0;
   // Local tokens per sequence.
   virtual int64_t columns(int64_t index) const = 0;

@@ -41,7 +41,7 @@ struct LinearHooks {
   // Replaces everything except adapters: x w^T + b; b may be undefined.
   using Matmul = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
   Matmul matmul = {};
-  std::function<Var(DType dtype)> weight = {};  // w, if it is stored in another form
+  std::function<Var(DType dtype)> weight = {};  // w, if it is stored in a different form
   // Collectives of a sharded layer: on x, and on x w^T with b (undefined if the activation adds it).
   std::shared_ptr<const SharedInput> input = {};
   std::function<Var(Var partial, const Var& b)> output = {};

@@ -29,7 +29,7 @@ class Module : NotCopied {  // children hold references into it
   // forward() with all wrappers, the last one outermost.
   Var operator()(const Var& x);
   using Inner = std::function<Var(const Var&)>;
-  // For another function that uses this module's parameters; x may be undefined.
+  // Calls `inner` in place of forward(), with all wrappers; x may be undefined.
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) {
     require_object(f ? this : nullptr, "[wrap] f");
@@ -92,7 +92,7 @@ class Module : NotCopied {  // children hold references into it
   void clear_gradients();
   // After the last backward of a step: zeroes gradients that did not arrive.
   void zero_missing_gradients();
-  // Rebuilt on demand.
+  // Packed weights are rebuilt on demand.
   virtual void drop_packs();
 
   // Position of the current step in the run. Set on the root and visible to all modules; map_step_info() modifies it
@@ -103,7 +103,7 @@ class Module : NotCopied {  // children hold references into it
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // After transform().
+  // The result of transform()'s function.
   Var used(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {

@@ -18,7 +18,7 @@ struct Documents {
   static constexpr int32_t kPadding = 1 << 30;  // start of a padding token: no token attends to it
   Tensor starts;     // int32 (B, Tq): start of each query's document, as a position in the full sequence
   Tensor positions;  // int32 (B, T): within each token's document
-  // Each sequence is one document and padding, which attention may process: its outputs are unused.
+  // Each sequence is one document followed by padding, which attention may process: its outputs are unused.
   bool only_padding = false;
 };
 
@@ -36,7 +36,7 @@ struct StepInfo {
   int64_t first_sequence = 0;   // index of this micro-batch's first row within the global batch
   int64_t sequences_total = 0;  // of the global step, over which losses are averaged; 0: only local sequences
   bool training = false;        // enables dropout
-  // Device address of `step` for kernels, because a captured step is replayed with other values.
+  // Device address of `step` for kernels, because a captured step is replayed with different values.
   const uint64_t* step_on_gpu = nullptr;
   // If sequences are sharded: position of each local token, and tokens of the full sequence. Empty and 0: all tokens,
   // from position 0. The viewed memory must outlive the pass.

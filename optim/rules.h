@@ -29,8 +29,8 @@ struct OptimizerOptions {
   // accessible to its kernels (make_pinned_arena()): an update then transfers state over the bus in both directions
   // while it computes.
   ArenaPtr state_arena = {};
-  // muon: computes matrix updates in place from the local shards, one tensor per unit, like its values; undefined for
-  // units without such matrices. Null: matrices are unsharded.
+  // muon: computes matrix updates in place from the local shards, one tensor of its values' shape per unit; undefined
+  // for units without such matrices. Null: matrices are unsharded.
   std::function<void(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates)> orthogonalise = {};
 };
 
@@ -139,7 +139,7 @@ struct MuonMatrix {
 using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
-enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's
+enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's decay
 struct OptimizerRow {
   std::string_view name;
   UpdateRule rule;

@@ -60,7 +60,7 @@ struct DataParallelOptions {};
 struct ParameterServerOptions {
   int servers = 1;  // on the first ranks
 };
-struct AsyncServerOptions {  // of AsyncServer, which is not a DataStrategy: ranks do not step together
+struct AsyncServerOptions {  // of AsyncServer, which is not a DataStrategy
   int servers = 1;
 };
 struct DilocoOptions {

@@ -1,8 +1,8 @@
 // Counter-based RNG: a random value is a pure function of (seed, name, step, global logical index).
 //
-// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key, derived
-// from seed and name ("blocks.0.mlp.up"), and a 128-bit counter, step and index in the full tensor, to four 32-bit
-// words. Any rank can therefore generate its shard under any partition.
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key (from seed
+// and name, such as "blocks.0.mlp.up") and a 128-bit counter (step, index in the full tensor) to four 32-bit words. Any
+// rank can therefore generate its shard under any partition.
 #pragma once
 #include <array>
 #include <cmath>

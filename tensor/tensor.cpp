@@ -212,7 +212,7 @@ Tensor Tensor::to(const ArenaPtr& arena) const {
   return t;
 }
 
-// Host-GPU transfers copy raw bytes; conversion, broadcasting and striding happen on either side.
+// Host-GPU transfers copy raw bytes; both sides convert, broadcast and stride.
 void Tensor::copy_across(const Tensor& source) {
   const Tensor there = source.to(dtype_).contiguous();
   if (is_contiguous() && there.numel() == numel())

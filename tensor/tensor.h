@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// `version` counts modifications and invalidates cached copies in another layout, such as packed weights.
+// `version` counts modifications and invalidates cached copies in a different layout, such as packed weights.
 class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)

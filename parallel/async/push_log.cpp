@@ -111,7 +111,7 @@ class Play {
       orders_[k].pulled(applied_[k]);
     } else {
       for (const std::vector<int64_t>& server : done_)
-        if (server[worker] < done) return false;  // parameters incomplete
+        if (server[worker] < done) return false;  // the worker has not pulled from all servers
       if (!orders_[k].may_push(w, clock, applied_[k])) return false;
       ++applied_[k];
     }

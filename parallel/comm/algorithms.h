@@ -50,7 +50,7 @@ inline constexpr auto kAlgorithmNames = [] {
 }();
 
 // Whether the library runs the collective. Uneven chunks use the library only if messages cannot reach the arrays.
-// Throws Error if the library is required but another summation order is requested.
+// Throws Error if the library is required but a different summation order is requested.
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call);
 // Runs one collective, with direct if the algorithm does not support it. Returns the bytes that this rank sent.
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);

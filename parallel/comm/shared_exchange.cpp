@@ -1,4 +1,4 @@
-// /proc/PID/fd links to the other process's file, accessible to processes of the same user.
+// Maps files of peer processes through /proc/PID/fd, which requires the same user.
 #include "parallel/comm/shared_exchange.h"
 
 #include <fcntl.h>
@@ -135,7 +135,7 @@ void SharedExchange::full_arrays(const Call& call) {
 }
 
 // Each rank reduces its slice of every block. The sums of a block are sent in the next round, in the otherwise unused
-// block for its own slice.
+// block for the rank's own slice.
 void SharedExchange::all_reduce(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);

@@ -1,4 +1,4 @@
-// Default implementations.
+// Default implementations of Transport.
 #include "parallel/comm/transport.h"
 
 #include <fmt/format.h>

@@ -48,7 +48,7 @@ void map(const F& f, const Tensor& y, const In&... in) {
   });
 }
 
-// Rows of `width` elements that amortize waking a thread.
+// Number of rows of `width` elements that amortizes waking a thread.
 inline int64_t rows_per_task(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
 template <class F>

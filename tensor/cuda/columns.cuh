@@ -140,7 +140,6 @@ void add_partials(const char* op, const Tensor& out, const Tensor& partials) {
   add_partials<A>(op, std::span<Sum>(&one, 1), partials);
 }
 
-// Partial sums of the first pass.
 template <class A>
 Tensor make_partials(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
   return like.make({arrays, blocks_for(rows, rows_per_run(rows)), c}, kDTypeOf<A>, Category::workspace);

@@ -140,7 +140,7 @@ __device__ void each_element(const RowThread& at, int length, const F& f, const 
   each_vector(at, length, element_values, first, more...);
 }
 
-// Replaces vectors by f(j, packed, vector of `other`); f also stores them at `to`.
+// Replaces each vector by f(j, packed, vector of `other`); f also stores it at `to`.
 template <class T, bool kVectorized, class F>
 __device__ void change_vectors(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
                                const RegisterRow<T, kVectorized>& other, const T* to) {
@@ -158,7 +158,7 @@ template <bool kVectorized, class T, class F>
 __device__ void stream_vectors(const RowThread& at, const T* row, int length, const F& f) {
   constexpr int kBatch = 4;  // loads in flight
   for (int first = 0; at.offset<T>(first) < length; first += kBatch) {
-    uint4 batch[kBatch] = {};  // unpacking elements would wait for the load
+    uint4 batch[kBatch] = {};  // packed, because unpacking would wait for the load
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
       if (const int j = at.offset<T>(first + k); j < length)

@@ -38,7 +38,7 @@ void swiglu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x);
 // Matmuls before and after a tanh GELU, fused if measured to be faster on this GPU (matmul_gelu() in
 // tensor/ops/matmul/matmul.h). On the CPU, GELU is a separate pass with the results of bias_gelu().
 
-// h = x w^T + b, y = gelu(h): x (..., K), w (N, K), b (N) or undefined -> (..., N). A fused y uses the unrounded sum.
+// h = x w^T + b, y = gelu(h): x (..., K), w (N, K), b (N) or undefined -> (..., N). If fused, y uses the unrounded h.
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // dh = (dy w) gelu'(h): dy (..., N), w (N, K), h (..., K) -> (..., K). dbias (K), if requested, receives the row sums
 // of dh, or remains undefined if those sums need a separate pass, as in linear_weight_grad_and_sums().

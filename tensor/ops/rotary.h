@@ -52,7 +52,7 @@ struct RopeArgs {
 Tensor rotate(Tensor&& x, const RopeArgs& rope);
 
 namespace cuda {
-// Bitwise identical to the CPU: x, y and positions contiguous; y may be x.
+// x, y and positions contiguous; y may be x.
 void rotate(const Tensor& y, const Tensor& x, const RopeArgs& rope);
 }  // namespace cuda
 

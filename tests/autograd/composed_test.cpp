@@ -91,7 +91,7 @@ Composed packed(int64_t tokens, int64_t d, int64_t window, double p) {
   constexpr int64_t kQueries = 4, kKeys = 2, kHeads = kQueries + 2 * kKeys;
   const AttentionOptions o{.dropout = p, .random = Philox(3), .step = 9, .first_sequence = 5, .window = window};
   const auto plain = [=](const Vars& v) {
-    const auto mask = [&](int64_t head) {  // log of a probability's factor before the softmax, and its factor after
+    const auto mask = [&](int64_t head) {  // log of a factor before the softmax, and a factor after it
       const auto log_seen = [=](size_t at) {
         const int64_t i = static_cast<int64_t>(at) / tokens, j = static_cast<int64_t>(at) % tokens;
         return j <= i && (window == 0 || i - j < window) ? 0 : -1e9;

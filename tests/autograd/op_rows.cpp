@@ -195,7 +195,7 @@ Problem draw_cross_entropy(Random& random) {
           [targets, vocab](const Values& v) { return compute_loss(v[0], targets, static_cast<size_t>(vocab)); }};
 }
 
-// More rows than a block as often as fewer, with divisible and non-divisible block sizes.
+// In half of the problems more rows than a block; block sizes that divide the rows and that do not.
 Problem draw_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
   const int64_t channels = random.between(1, 20), vocab = random.choose<int64_t>({2, 17, 65});
@@ -303,7 +303,7 @@ AttentionOptions draw_options(Random& random) {
   return o;
 }
 
-// Each query attends from an arbitrary key on, or to none; or within a window.
+// Each query attends to keys from a random one on, to none, or within a window.
 void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.window = random.choose<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
@@ -333,7 +333,7 @@ Problem draw_attention(Random& random) {
   const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {
-            // The last dim must be contiguous: other strides are produced by a copy within the graph.
+            // The last dim must be contiguous: operands with other strides are copied within the graph.
             const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
             return attention(whole(v[0]), whole(v[1]), whole(v[2]), beside(o, v[0]));
           },

@@ -130,7 +130,7 @@ TEST(Experts, DropTokensBeyondCapacity) {
   EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
 }
 
-// With parameters that are gathered per unit.
+// Separate GEMMs are used if parameters are gathered per unit.
 TEST(Experts, SeparateGemmsAreBitwiseEqualToGroupedGemm) {
   for (const bool gated : {false, true}) {
     std::vector<Passed> passed;

@@ -28,7 +28,7 @@ using namespace test;
 
 using UnitsGpu = test::OnGpu;
 
-// Muon's matrices are excluded: their updates use GEMMs, whose bits depend on the library.
+// Muon's matrices are excluded: their updates use GEMMs, whose rounding depends on the library.
 const OptimizerOptions kOptions{.momentum = 0.9,
                                 .beta1 = 0.9,
                                 .beta2 = 0.95,
@@ -174,7 +174,7 @@ TEST_F(UnitsGpu, BlockSumsAreAddedInOrder) {
   EXPECT_EQ(sums(here.to(arena)), sums(here));
 }
 
-// Scalars computed on the GPU produce the same update as on the host; non-finite ones produce none.
+// Scalars computed on the GPU produce the same update as on the host; if they are not finite, there is no update.
 TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
   if constexpr (kWithCuda)
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
@@ -244,7 +244,7 @@ struct Layers final : Module {
   Linear &first, &second;
 };
 
-// Full, and the rows and columns of a shard.
+// Full parameters, and shards of rows and of columns.
 TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
   for (const DType dtype : test::floating(arena))
     for (const bool cut : {false, true}) {

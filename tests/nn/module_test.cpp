@@ -243,7 +243,7 @@ TEST(GeluMlp, IsBitwiseEqualToSeparateLayers) {
       }
 }
 
-// A norm after the op computes the last bias gradient with its own, bitwise equal.
+// The norm after the op computes the last bias gradient together with its own gradients, bitwise identical.
 TEST(GeluMlp, NormComputesBiasGradient) {
   const auto gradient = [](bool rides) {
     std::vector<Var> v;

@@ -116,7 +116,7 @@ TEST(Optimizer, UpdatesMatchPublishedFormulasInEveryDtype) {
 }
 
 // Each step starts from the stored values and state, and every result is one of the two bfloat16 neighbours of the
-// formula's.
+// formula's result.
 TEST(Optimizer, Bfloat16StateMatchesPublishedFormulas) {
   for (const char* name : kNames) {
     OptimizerOptions options = kDistinct;

@@ -32,7 +32,7 @@ inline std::vector<double> summed(int ranks, int64_t n) {
   return total;
 }
 
-// Calls in which one rank requests another size, dtype, operation, root or reduction.
+// Calls in which one rank requests a different size, dtype, operation, root or reduction.
 using OddCall = std::function<void(Communicator&, const Tensor& x, bool odd)>;
 inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
     {"size", [](auto& c, auto& x, bool odd) { c.all_reduce(x.narrow(0, 0, odd ? 24 : 12)); }},

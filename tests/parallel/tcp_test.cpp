@@ -26,8 +26,8 @@
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
 
-// A name service in the place of the C library's: late.invalid is this host, but the first lookups fail, and the next
-// have an address where nobody listens.
+// Replaces the C library's name service: late.invalid is this host, but the first lookups fail, and the next return an
+// address without a listener.
 static std::atomic<int> failing_lookups = 0, former_lookups = 0;
 extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints, addrinfo** result) {
   static const auto library = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));

@@ -474,7 +474,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
       .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
   const ArenaPtr arena = make_arena();
   test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype, DType::float32, 1);
-  const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that shard the outside
+  const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that shard the tensors outside
   Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);
   const int64_t before = arena->usage(Category::activations).live;
   for (DecoderBlock* block : model.blocks) x = (*block)(x);

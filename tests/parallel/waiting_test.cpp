@@ -102,7 +102,7 @@ TEST(Collectives, CallersMayOverwriteArraysAfterCall) {
     });
 }
 
-// One of several ranks requests another size, dtype, operation, root or reduction; the others agree.
+// One of several ranks requests a different size, dtype, operation, root or reduction; the others agree.
 TEST(Collectives, ErrorsNameMismatchedRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
@@ -170,8 +170,8 @@ Watched watch_zero(int stage, double late) {
   return out;
 }
 
-// On a busy machine computation may take longer than the other rank's delay; then retries with longer delays. A rank
-// that blocks instead of computing fails with any delay.
+// On a busy machine computation may take longer than the other rank's delay; then the test retries with longer delays.
+// A rank that blocks instead of computing fails with any delay.
 template <class F>
 Watched watch_zero_until(int stage, const F& overlaps) {
   for (const double late : {0.004, 0.02, 0.1})

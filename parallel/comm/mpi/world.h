@@ -29,7 +29,7 @@ namespace tessera {
 
 struct HostFailureState {
   std::atomic<int> failed{-1};      // world rank of the first failure
-  std::atomic<bool> silent{false};  // cannot report its cause
+  std::atomic<bool> silent{false};  // the failed rank cannot report its cause
   std::atomic<bool> written{false};
   std::array<char, 400> cause{};
 };
@@ -37,7 +37,7 @@ struct HostFailureState {
 struct HostPlace {
   std::atomic<int> world_rank{-1};
   std::atomic<int64_t> process{0};
-  std::atomic<bool> ended{false};  // normally
+  std::atomic<bool> ended{false};  // the rank ended normally
 };
 
 class MpiWatch : NotCopied {
@@ -110,10 +110,10 @@ class MpiAlarm {
 
 class MessageDirectory;
 
-// Initializes MPI if necessary, and then also finalizes it, except during stack unwinding, because MPI_Finalize waits
-// for all ranks. Throws Error if the library does not support multiple threads, which background communication needs.
-// Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches more
-// than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
+// If MPI is not initialized, initializes and later finalizes it, except during stack unwinding, because MPI_Finalize
+// waits for all ranks. Throws Error if the library does not support multiple threads, which background communication
+// needs. Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches
+// more than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);

@@ -51,7 +51,7 @@ struct Routed {
   // float64 (sequences, E): number of choices, including dropped ones. The caller adds the choices of non-local tokens.
   Tensor of_sequences = {};
   // With `replayed`: number of tokens that the logits would have sent to other experts, and the maximum by which the
-  // logit of an excluded expert exceeds the replayed one's.
+  // logit of an excluded expert exceeds the logit of the replayed expert.
   int64_t elsewhere = 0;
   double margin = 0;
 };

@@ -34,7 +34,7 @@ std::atomic<bool> no_memory{false}, no_threads{false};
 
 constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
 
-// Arenas that the other ranks can map, that they cannot, and that are mappable only on half of the ranks.
+// Arenas that other ranks can map, that they cannot map, and that are mappable only on half of the ranks.
 std::vector<ArenaPtr> arenas(const Communicator& world) {
   return {world.make_arena(), make_arena(), world.rank() % 2 == 0 ? world.make_arena() : make_arena()};
 }
@@ -204,7 +204,7 @@ int run_all(int on_hosts) {
   return failures == 0 ? 0 : 1;
 }
 
-// Ranks of one host without shared memory: from the start, or after a first world with it.
+// Ranks of one host without shared memory: from the start, or after a first world with shared memory.
 int run_by_messages(bool later) {
   const MpiSession session;
   const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 60};

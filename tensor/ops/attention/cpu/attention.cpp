@@ -1,4 +1,4 @@
-// bf16.cpp handles bfloat16 on CPUs with AVX512_BF16 or AMX.
+// Blockwise attention; x86/bf16.cpp handles bfloat16 on CPUs with AVX512_BF16 or AMX.
 
 #include <algorithm>
 #include <cstdint>
@@ -106,7 +106,7 @@ class Backward {
     A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
   };
 
-  // Query heads that share one key-value head.
+  // Processes the query heads that share one key-value head.
   void group(Buffer<A>& m, int64_t b, int64_t key_head) const {
     const int64_t n = padded_ * ld_, keys = padded_keys_ * ld_;
     const Shared s{m.take(n), m.take(n), m.take(n), m.take(n), m.take(n), m.take(padded_), m.take(padded_)};

@@ -92,14 +92,14 @@ struct QueryStarts {
   const int32_t* first = nullptr;  // null: no documents
   int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // of query 0; one more per query
+  int begin = kNone;  // first key of query 0's window
 
   __host__ __device__ bool any() const { return first || begin != kNone; }
   __device__ int of(int b, int query) const {
     if (query >= queries || !any()) return 0;
     return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
   }
-  // Bounds over `count` queries, computed by a full warp.
+  // Bounds on the starts of `count` queries, computed by a full warp.
   struct Bounds {
     int min_start = 0, max_start = 0;
   };
@@ -266,7 +266,7 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .starts = query_starts(p.of)};
 }
 
-// Tile of a block: heads in order; within a head, tiles with the most work under a causal mask first.
+// Tile of a thread block: heads in order; within a head, tiles with the most work under a causal mask first.
 struct TilePlace {
   int b, h, tile;
 

@@ -16,9 +16,9 @@ namespace {
 
 constexpr int64_t kSumLanes = 16;
 
-// For the baseline instruction set (vectorize.h); x86/lanes.h has the versions for the other x86-64 instruction
-// sets, with bitwise identical results. scaled_add(): c += s b on one vector of kBytes. Lanes: sixteen float32 with
-// load(), fma(): sum += a b, and total(): the lanes' sum, pairing l and l + 8, then l and l + 4, and so on.
+// For the baseline instruction set (vectorize.h); x86/lanes.h has bitwise identical versions for other x86-64
+// instruction sets. scaled_add(): c += s b on one vector of kBytes. Lanes: sixteen float32 with load(), fma(): sum += a
+// b, and total(): the lanes' sum, pairing l and l + 8, then l and l + 4, and so on.
 struct Baseline {
   static constexpr int kBytes = 16;
   static void scaled_add(VectorOf<float, 16>::type& c, float s, const VectorOf<float, 16>::type& b) {

@@ -1,7 +1,7 @@
 // Interface to a GPU's GEMM library.
 //
 // Such libraries are column-major and read a row-major matrix as its transpose. Therefore out = a b is computed as
-// out^T = b^T a^T: b on the left, a on the right.
+// out^T = b^T a^T.
 #pragma once
 #include <cstdint>
 #include <filesystem>

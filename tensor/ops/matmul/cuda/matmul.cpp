@@ -28,9 +28,7 @@ Matrices row_matrices(const Tensor& t) {
 
 bool is_transposed(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
 
-// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. Because the
-// library also selects algorithms by leading dims and alignment, only packed operands make results independent of
-// strides and addresses.
+// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`.
 Matrices operand(const Tensor& t, Tensor& copy) {
   const bool is_transpose = is_transposed(t);
   copy = is_transpose ? t.transpose(-2, -1) : t.contiguous();

@@ -54,8 +54,8 @@ struct Store {
 
   struct Block {
     const float* c;
-    int64_t i, j;  // row and column of its first element
-    bool add;      // float32 only
+    int64_t i, j;  // row and column of the block's first element
+    bool add;      // add to `out`; float32 only
   };
 
   [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void rows(Block b, int64_t from,
