@@ -347,8 +347,7 @@ int run(const VerifyOptions& options) {
   });
   progress.reset();  // clears the progress line
   if (!r.known) return 0;
-  if (const std::string useless = useless_options(o); !useless.empty())
-    std::fputs((one_line(useless) + "\n").c_str(), stderr);
+  if (const std::string useless = useless_options(o); !useless.empty()) say(useless);
   if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", o.optim.seed));
   print(json ? verify_json(r, o, job, injected) : to_text(r, o, job.plan));
   if (!json && injected && !options.hide) print(fault_text(*injected, job) + "\n");

@@ -24,8 +24,6 @@ namespace tessera {
 
 namespace {
 
-void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
-
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
 constexpr int64_t kDefaultVocab = 50257,
@@ -207,7 +205,7 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
   auto measured = std::make_shared<const planner::Machine>(
-      bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
+      bench::calibrate(identity, {}, [](std::string_view line) { say(std::string(line)); }));
   planner::save_machine(*measured);
   say(fmt::format("saved to {}", planner::machine_file(identity).string()));
   return measured;
