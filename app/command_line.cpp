@@ -1,5 +1,7 @@
 // The command line. CLI11 only splits the arguments; field descriptors parse the values, so errors of the command line
 // and configuration file agree.
+#include "app/command_line.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +14,6 @@
 #include <variant>
 #include <vector>
 
-#include "app/commands.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "base/config_file.h"

@@ -1,5 +1,5 @@
-// Differentiable ops on Vars; tensor/ops/ documents values, shapes and errors. Ops that accept a Var by value may
-// overwrite it: pass std::move(x) if x is not used afterwards.
+// Differentiable ops on Vars (ops.cpp, and ops/ by family); tensor/ops/ documents values, shapes and errors. Ops that
+// accept a Var by value may overwrite it: pass std::move(x) if x is not used afterwards.
 #pragma once
 #include <cstdint>
 #include <functional>

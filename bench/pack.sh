@@ -36,7 +36,8 @@ mkdir -p "$build"
 # The layers are shared libraries: seven programs hold the kernels once. The run path is of the old kind, by which libraries
 # of libraries are looked for too; it names the pack's own folder and no other.
 cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_MPI=OFF -DTESSERA_CUDNN=ON \
-  -DTESSERA_FLOAT64_KERNELS="$double" -DTESSERA_NCCL=ON -DTESSERA_TESTS_WITH=Gpu -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
+  -DTESSERA_FLOAT64_KERNELS="$double" -DTESSERA_NCCL=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
+  -DTESSERA_TEST_FILES="$(cd "$root" && grep -l Gpu tests/*/*_test.cpp | paste -sd ';')" \
   -DCMAKE_CXX_FLAGS=-fno-semantic-interposition -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$build/lib" \
   -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib' -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=OFF \
   -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags \

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "nn/units.h"
 
 namespace tessera {
 

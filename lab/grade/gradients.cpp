@@ -12,6 +12,7 @@
 
 #include "lab/compare.h"
 #include "models/decoder.h"
+#include "nn/units.h"
 #include "train/batches.h"
 #include "verify/reference.h"
 

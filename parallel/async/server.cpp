@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/write_file.h"
+#include "nn/units.h"
 #include "optim/grad_norm.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "app/commands.h"
+#include "app/command_line.h"
 #include "tests/support/errors.h"
 
 namespace tessera::test {
