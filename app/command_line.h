@@ -14,7 +14,7 @@ struct Print {
   std::string text;
 };
 using Command =
-    std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
+    std::variant<TrainCommand, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
                  PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for unknown commands and options and for missing or invalid values; InputError for an unreadable

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-int run(const TrainOptions& options);
+int run(const TrainCommand& command);
 int run(const VerifyOptions& options);
 int run(const GenerateOptions& options);
 int run(const EvaluateOptions& options);

@@ -7,6 +7,8 @@
 #include "app/output.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
+#include "data/json_rows.h"
+#include "data/shards.h"
 
 namespace tessera {
 namespace {

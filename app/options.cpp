@@ -22,8 +22,10 @@ constexpr const char* kFormat = "format of standard output";
 
 }  // namespace
 
-Settings field_descriptors(TrainOptions& o) {
-  Settings s = field_descriptors(static_cast<TrainConfig&>(o));
+Settings field_descriptors(TypedOptions& options) { return field_descriptors(options, options.own); }
+
+Settings field_descriptors(TrainConfig& config, TrainOptions& o) {
+  Settings s = field_descriptors(config);
   s.group("Place")
       .add(o.rank, {"rank", "rank of this process with `rendezvous`, from 0 to `ranks` - 1", {0, 1023}})
       .of_call();
@@ -239,8 +241,8 @@ Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
   return s;
 }
 
-TrainOptions verify_defaults() {
-  TrainOptions o;
+TypedOptions verify_defaults() {
+  TypedOptions o;
   o.optim.steps = 20;
   o.optim.warmup = 2;
   o.optim.lr = 3e-3;
@@ -251,14 +253,10 @@ TrainOptions verify_defaults() {
   return o;
 }
 
-TrainOptions plan_defaults() {
-  TrainOptions o;
+TypedOptions plan_defaults() {
+  TypedOptions o;
   o.optim.dtype = DType::bfloat16;
   return o;
-}
-
-bool PlanOptions::gives(std::string_view option) const {
-  return std::ranges::any_of(args, [&](const auto& w) { return w.first == option; });
 }
 
 bool is_searched(std::string_view option) {
@@ -271,42 +269,51 @@ bool is_of_plan(const Setting& s) {
   return s.field.group == "Model" || s.field.name == "batch" || is_searched(s.word());
 }
 
-void set_option(TrainOptions& o, std::string_view name, const std::string& text) {
+void set_option(TypedOptions& o, std::string_view name, const std::string& text) {
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(name);
   if (!s) bad_usage("--{}: unknown option", name);
   s->read(fmt::format("--{}", name), text);
-  o.given->emplace(s->field.name);
+  o.set.emplace(s->field.name);
   // `steps` and `epochs` are mutually exclusive: the last one set wins, even over the configuration file.
   if (name == "steps") forget(o, {"epochs"});
-  if (name == "epochs") o.given->erase("steps");
+  if (name == "epochs") o.set.erase("steps");
   if (name == "val-share") forget(o, {"val_data"});
 }
 
-void TrainOptions::OptionRef::say(const std::string& text) const {
+void TypedOptions::OptionRef::say(const std::string& text) const {
   std::string word(name);
   std::ranges::replace(word, '_', '-');
   set_option(options, word, text);
 }
 
-void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
-  TrainOptions defaults;
+void forget(TypedOptions& o, const std::vector<std::string_view>& names) {
+  TypedOptions defaults;
   const Settings all = field_descriptors(o), others = field_descriptors(defaults);
   for (const std::string_view name : names) {
     all.at(name).assign(others.at(name));
-    o.given->erase(std::string(name));
+    o.set.erase(std::string(name));
   }
 }
 
-Args all_values(const TrainOptions& options) {
-  TrainOptions o = options;
-  return values(o, field_descriptors(o),
+Args config_values(const TypedOptions& o) { return config_values(o, &o.set); }
+std::string to_toml(const TypedOptions& o) { return to_toml(o, &o.set); }
+
+void apply_config_file(TypedOptions& o, const std::string& path) { apply_config(o, read_file(path), path); }
+
+void apply_config(TypedOptions& o, std::string_view file, const std::string& path) {
+  o.set.merge(apply_config(static_cast<TrainConfig&>(o), file, path));
+}
+
+Args all_values(const TrainCommand& command) {
+  TrainCommand c = command;
+  return values(c.config, &c.set, field_descriptors(c.config, c.options),
                 [](const Field& f) { return f.name != "format" && f.name != "quiet" && f.name != "config"; });
 }
 
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
-    TrainOptions run;
+    TypedOptions run;
     std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
     for (const Setting& s : field_descriptors(run))
       if (s.field.in_words) names.insert(s.word());
@@ -334,7 +341,7 @@ void throw_with_options(const Error& error) {
   throw Errors(messages, error.status());
 }
 
-// Whether `text` contains `name` as a complete word.
+// Matches complete words only.
 static bool has_name(std::string_view text, const std::string& name) {
   const auto is_letter = [&](size_t at) {
     return at < text.size() && std::isalnum(static_cast<uint8_t>(text[at])) != 0;

@@ -32,11 +32,11 @@ bool is_any_command(const Command& command) {
 
 int run(const Command& command, const std::vector<std::string>& args) {
   const bool is_shared =
-      is_any_command<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
+      is_any_command<Print, TrainCommand, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
   if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
     bad_usage("the job has {} ranks; expected 1, because only train, verify, generate, evaluate and bench support more",
               job->ranks);
-  if (const auto* train = std::get_if<TrainOptions>(&command); train && train->restarts > 0)
+  if (const auto* train = std::get_if<TrainCommand>(&command); train && train->options.restarts > 0)
     return run_with_restarts(*train, args);
   return std::visit([](const auto& o) { return run(o); }, command);
 }

@@ -156,8 +156,7 @@ Ordered diagnosis_json(const VerifyResult& r) {
 }
 
 // `defect`: the injected fault or null.
-std::string verify_json(const VerifyResult& r, const TrainOptions& o, const TrainConfig& job,
-                        const InjectedFault* defect) {
+std::string verify_json(const VerifyResult& r, const TrainConfig& job, const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
   if (const InjectedFault* const d = defect)
@@ -166,7 +165,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Trai
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
-                       {"dtype", value_name(o.optim.dtype)},
+                       {"dtype", value_name(job.optim.dtype)},
                        {"plan", plan_json(job.plan)},
                        {"losses", r.losses},
                        {"bound", r.bound},
@@ -262,10 +261,11 @@ std::string pipeline_text(const VerifyResult& r) {
   return out + (r.bubble_formula ? fmt::format("; formula {:.4f}\n", *r.bubble_formula) : "\n");
 }
 
-std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
+std::string to_text(const VerifyResult& r, const TrainConfig& job) {
+  const Plan& plan = job.plan;
   const bool independent = plan.dp_mode == DataMode::diloco;
   std::string out = fmt::format("{} step{} in {} on {}, compared with {}{}\n\n", r.steps, r.steps == 1 ? "" : "s",
-                                value_name(o.optim.dtype), describe_plan(plan),
+                                value_name(job.optim.dtype), describe_plan(plan),
                                 independent ? fmt::format("{} serial runs with outer steps", plan.dp) : "one rank",
                                 r.exact && !independent ? " reducing in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not finish\n\n";
@@ -315,28 +315,28 @@ VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
 }  // namespace
 
 int run(const VerifyOptions& options) {
-  if (options.placements) return verify_placements(*options.placements, options.run.json());
-  TrainOptions o = options.run;
+  if (options.placements) return verify_placements(*options.placements, options.run.options.json());
+  TrainCommand command = options.run;
+  TrainConfig& job = command.config;
   const bool is_random = options.defect == "random";
-  if (is_random && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
-  const bool json = o.format == "json";
+  if (is_random && !command.set.contains("seed")) job.optim.seed = std::random_device()() % 1'000'000;
+  const bool json = command.options.json();
   if (options.defect == "list") {
     print(fault_list(json));
     return 0;
   }
   if (json && options.hide) throw Error("--hide: is interactive and cannot be combined with --format json");
-  const TrainConfig& job = o;
-  const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
+  const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(job.optim.seed))
                                         : options.defect ? &defect(*options.defect)
                                                          : nullptr;
   if (injected) check_applies(*injected, job);
   check_memory_for_verifying(job);
-  check_dump(job, o.run.dump);
-  std::optional<Progress> progress(std::in_place,
-                                   Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
-  int64_t dump = o.run.dump;  // only in the first run: the search for a cause reruns the plan
+  check_dump(job, job.run.dump);
+  std::optional<Progress> progress(
+      std::in_place, Progress::for_stderr(job.optim.steps, command.options.rank.value_or(0) > 0 || !speaks_for_all()));
+  int64_t dump = job.run.dump;  // only in the first run: the search for a cause reruns the plan
   const VerifyResult r = explain(job, [&](const TrainConfig& j) {
-    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = launch_options("verify", o, j.plan); },
+    VerifyHooks hooks{.launching = [&](LaunchOptions& how) { how = launch_options("verify", command, j.plan); },
                       .working =
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {
                             progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
@@ -347,9 +347,9 @@ int run(const VerifyOptions& options) {
   });
   progress.reset();  // clears the progress line
   if (!r.known) return 0;
-  if (const std::string useless = useless_options(o); !useless.empty()) say(useless);
-  if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", o.optim.seed));
-  print(json ? verify_json(r, o, job, injected) : to_text(r, o, job.plan));
+  if (const std::string useless = useless_options(job); !useless.empty()) say(useless);
+  if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", job.optim.seed));
+  print(json ? verify_json(r, job, injected) : to_text(r, job));
   if (!json && injected && !options.hide) print(fault_text(*injected, job) + "\n");
   if (!json && !r.passed()) {
     print(failure_text(r));

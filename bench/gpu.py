@@ -403,7 +403,7 @@ def main():
             contact.status = 143
     contact.pack_up(caches)
     sys.stdout.flush()
-    os._exit(contact.status)  # whatever a thread still waits for
+    os._exit(contact.status)  # even if a thread is still waiting
 
 
 if __name__ == "__main__":

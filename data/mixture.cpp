@@ -24,6 +24,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "data/examples.h"
+#include "data/json_rows.h"
 
 namespace tessera {
 

@@ -19,7 +19,7 @@ class Layer : public DecoderLayer {
   explicit Layer(const ModelConfig& c)
       : norm(child<RMSNorm>("norm", c.channels)),
         attn(child<Attention>("attn", c.channels, Attention::Options{.heads = c.heads})),
-        mlp(child<Mlp>("mlp", c.channels, c.hidden(), Mlp::Options{})) {}
+        mlp(child<Mlp>("mlp", c.channels, c.hidden(), MlpOptions{})) {}
   Var forward(const Var& x) override {
     const Var y = norm(x);
     return add(x, add(attn(y), mlp(y)));

@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -58,7 +60,7 @@ const std::vector<RestrictedKeys>& restricted_keys() {
 constexpr int64_t kMaxLayers = 100000, kMaxExperts = 10000;
 
 using Model = ModelConfig;
-using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
+using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, Activation Model::*,
                               int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
 struct Key {
@@ -99,8 +101,31 @@ struct HubType {
 
 Key restricted(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
+// Names of activations in files, the written one of each first.
+struct ActivationName {
+  std::string_view name;
+  Activation kind;
+};
+constexpr ActivationName kActivations[] = {{"gelu_new", Activation::gelu},
+                                           {"gelu_pytorch_tanh", Activation::gelu},
+                                           {"gelu_fast", Activation::gelu},
+                                           {"gelu_accurate", Activation::gelu},
+                                           {"gelu_python_tanh", Activation::gelu},
+                                           {"gelu", Activation::gelu_erf},
+                                           {"gelu_python", Activation::gelu_erf},
+                                           {"silu", Activation::silu},
+                                           {"swish", Activation::silu}};
+
+// The names of these kinds.
+std::vector<Json> activation_names(std::initializer_list<Activation> kinds) {
+  std::vector<Json> out;
+  for (const auto& [name, kind] : kActivations)
+    if (std::ranges::find(kinds, kind) != kinds.end()) out.emplace_back(name);
+  return out;
+}
+
 KeyList llama_keys(const KeyList& more) {
-  KeyList keys{restricted("hidden_act", {"silu", "swish"}),
+  KeyList keys{restricted("hidden_act", activation_names({Activation::silu})),
                {"num_hidden_layers", &Model::layers, nullptr, kMaxLayers},
                {"num_attention_heads", &Model::heads},
                {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
@@ -113,9 +138,6 @@ KeyList llama_keys(const KeyList& more) {
   keys.insert(keys.end(), more.begin(), more.end());
   return keys;
 }
-
-// The exact form, and the tanh approximation.
-constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
 
 std::vector<HubType> make_types() {
   const Key attention_bias{"attention_bias", &Model::proj_bias}, mlp_bias{"mlp_bias", &Model::mlp_bias};
@@ -131,8 +153,7 @@ std::vector<HubType> make_types() {
        {},
        {{.name = "activation_function",
          .field = &Model::gelu,
-         .values = {kTanhGelu, "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh", kExactGelu,
-                    "gelu_python"}},
+         .values = activation_names({Activation::gelu, Activation::gelu_erf})},
         {"n_layer", &Model::layers, nullptr, kMaxLayers},
         {"n_head", &Model::heads},
         {"n_embd", &Model::channels},
@@ -221,9 +242,10 @@ void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
 void read(HubKeys& keys, const Key& key, ModelConfig&, bool& to) { to = keys.flag(key.name, to); }
-void read(HubKeys& keys, const Key& key, ModelConfig&, GeluForm& to) {
-  const std::string name = keys.text(key.name, std::string(kTanhGelu));
-  to = name == kExactGelu || name == "gelu_python" ? GeluForm::erf : GeluForm::tanh;
+void read(HubKeys& keys, const Key& key, ModelConfig&, Activation& to) {
+  const std::string name = keys.text(key.name, "");  // checked afterwards
+  const auto found = std::ranges::find(kActivations, name, &ActivationName::name);
+  if (found != std::end(kActivations)) to = found->kind;
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
@@ -396,7 +418,7 @@ std::string missing_type(const ModelConfig& c) {
 Json read_value(int64_t value) { return value; }
 Json read_value(double value) { return value; }
 Json read_value(bool value) { return value; }
-Json read_value(GeluForm value) { return value == GeluForm::erf ? kExactGelu : kTanhGelu; }
+Json read_value(Activation value) { return std::ranges::find(kActivations, value, &ActivationName::kind)->name; }
 Json read_value(RouterSoftmax value) { return value == RouterSoftmax::chosen; }
 
 nlohmann::ordered_json rope_object(const RotaryOptions& r) {

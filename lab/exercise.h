@@ -40,7 +40,6 @@ struct Blank {
 // Verified properties of a solved exercise, one per line.
 using PassedChecks = std::vector<std::string>;
 
-// A failed check.
 struct Failure {
   std::string bound;      // failed check: "values", "bytes", "deadlock"
   std::string found;      // location, actual and expected
@@ -52,7 +51,7 @@ struct Failure {
 // none, and rethrows its exceptions as Error.
 using Ask = std::function<std::string(const std::function<std::string()>& local)>;
 
-// A check of a grader and its points. Checks are ordered by dependency: no points follow a failed one.
+// A check of a grader and its points. Checks are ordered by dependency; no points after a failed check.
 struct Bound {
   std::string_view name;
   int points = 0;
@@ -203,7 +202,6 @@ Verdict grade(const Exercise& exercise);
 // 0 if the failure is not in the list.
 size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
 Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
-// Points of the first `kept` bounds.
 int points(const std::vector<Bound>& bounds, size_t kept);
 // One line of JSON, with the learner if not empty.
 std::string json(const Assignment& assignment, const Verdict& verdict, const std::string& learner = "");

@@ -227,6 +227,11 @@ void add_adapters(Settings& s, LoraConfig& l) {
 
 }  // namespace
 
+ActivationOptions ModelConfig::activation() const {
+  const bool gated = find_row(family).gated;
+  return {.kind = gated ? Activation::silu : gelu, .gated = gated, .recompute = recomputes_activation(recompute)};
+}
+
 ModelConfig resolve_sizes(ModelConfig c) {
   c.kv_heads = c.all_heads().key, c.head_dim = c.head_size(), c.ffn = c.hidden();
   return c;
@@ -260,6 +265,7 @@ Settings field_descriptors(ModelConfig& c) {
   s.add(c.mlp_bias, of_llama("mlp_bias", "biases of the feed-forward layers in the llama family"));
   s.add(c.qk_norm, of_llama("qk_norm", "normalize each head of q and k, as in Qwen3"));
   s.add(c.gelu, size("gelu", "GELU of the gpt2 family: GPT-2's tanh approximation, or the exact function (erf) [tanh]")
+                    .of("tanh|erf")
                     .with("family gpt2"));
   s.add(c.norm_eps, size("norm_eps", "epsilon of the norms [1e-5]", {0, 1}));
   add_experts(s, c.experts);

@@ -96,7 +96,7 @@ struct ModelConfig {
   int64_t ffn = 0;          // hidden channels of feed-forward layers; 0: 4 channels
   int64_t positions = 0;    // rows of the position embedding; 0: the context
   double norm_eps = 1e-5;
-  GeluForm gelu = GeluForm::tanh;  // of ungated feed-forward layers
+  Activation gelu = Activation::gelu;  // of ungated feed-forward layers: gelu or gelu_erf
   // Only with rotary positions:
   RotaryOptions rotary = {};
   int64_t window = 0;         // attention window in tokens; 0: unlimited
@@ -116,6 +116,7 @@ struct ModelConfig {
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   int64_t position_rows() const { return positions > 0 ? positions : context; }
   double keys() const { return visible_keys(context, window); }
+  ActivationOptions activation() const;  // of feed-forward layers and experts
   // For projections onto the residual stream: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
@@ -123,12 +124,12 @@ struct ModelConfig {
 // Names of enum values for the command line, JSON and messages (base/setting.h).
 constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
 constexpr std::array<std::string_view, 4> kRopeScalingNames = {"none", "linear", "llama3", "yarn"};
-constexpr std::array<std::string_view, 2> kGeluNames = {"tanh", "erf"};
+constexpr std::array<std::string_view, 3> kActivationNames = {"tanh", "erf", "silu"};
 constexpr std::array<std::string_view, 3> kCodecNames = {"none", "nf4", "gptq"};
 
 constexpr const auto& value_names(RouterSoftmax) { return kRouterSoftmaxNames; }
 constexpr const auto& value_names(RopeScaling) { return kRopeScalingNames; }
-constexpr const auto& value_names(GeluForm) { return kGeluNames; }
+constexpr const auto& value_names(Activation) { return kActivationNames; }
 constexpr const auto& value_names(Codec) { return kCodecNames; }
 
 template <class Enum>

@@ -28,8 +28,6 @@ enum class Recompute {
 
 inline bool recomputes_activation(Recompute r) { return r == Recompute::activation || r == Recompute::activation_norm; }
 
-enum class Activation { none, gelu, gelu_erf };
-
 class Lora;
 struct LoraOptions;
 
@@ -53,9 +51,8 @@ class Linear : public Module {
  public:
   struct Options {
     bool bias = true;
-    double deviation = 0.02;  // of the initial weights
-    Activation activation = Activation::none;
-    Recompute recompute = Recompute::none;
+    double deviation = 0.02;                           // of the initial weights
+    std::optional<ActivationOptions> activation = {};  // of the result; ungated
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
@@ -212,34 +209,34 @@ class Attention : public Module {
   Core core_ = packed_attention;
 };
 
-// down(silu(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` computes [gate | up].
+struct MlpOptions {
+  double down_deviation = 0.02;
+  bool bias = true;
+  ActivationOptions activation = {};
+};
+
+// down(f(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` computes [gate | up].
 class GatedMlp : public Module {
  public:
-  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = false);
-  Var forward(const Var& x) override { return down(swiglu(gate_up(x), recompute_)); }
+  GatedMlp(int64_t channels, int64_t hidden, const MlpOptions& options);
+  Var forward(const Var& x) override { return down(activate(gate_up(x), activation_)); }
 
   Linear &gate_up, &down;
 
  private:
-  bool recompute_;
+  ActivationOptions activation_;
 };
 
-// down(gelu(up(x))): (..., C) -> (..., C).
+// down(f(up(x))): (..., C) -> (..., C).
 class Mlp : public Module {
  public:
-  struct Options {
-    double down_deviation = 0.02;
-    Recompute recompute = Recompute::none;
-    bool bias = true;
-    GeluForm gelu = GeluForm::tanh;
-  };
-  Mlp(int64_t channels, int64_t hidden, const Options& options);
+  Mlp(int64_t channels, int64_t hidden, const MlpOptions& options);
   Var forward(const Var& x) override;
 
   Linear &up, &down;
 
  private:
-  Options options_;
+  ActivationOptions activation_;
 };
 
 // Mean of (prediction - target)^2 over all elements: two tensors of equal shape -> ().

@@ -38,6 +38,24 @@
 
 namespace tessera {
 
+bool SyncSteps::all_due(int64_t step) const {
+  int64_t fragment = 0;
+  while (fragment < fragments && due(fragment, step)) ++fragment;
+  return fragment == fragments;
+}
+
+int64_t SyncSteps::count(int64_t fragment, int64_t steps) const {
+  int64_t found = 0;
+  for (int64_t step = next(fragment, 0); step <= steps; step = next(fragment, step)) ++found;
+  return found;
+}
+
+int64_t SyncSteps::first() const {
+  int64_t step = next(0, 0);
+  for (int64_t fragment = 1; fragment < fragments; ++fragment) step = std::min(step, next(fragment, 0));
+  return step;
+}
+
 class Diloco final : public DataStrategy {
  public:
   Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,

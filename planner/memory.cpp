@@ -189,7 +189,8 @@ std::optional<TrainConfig> own_job(const Case& c) {
     return {};
   for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
     for (const DType grad : {DType::float32, DType::bfloat16})
-      for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+      for (size_t row = 0; row < kOptimizers.size(); ++row) {  // the first optimizer with state of this size
+        const auto optimizer = static_cast<OptimizerKind>(row);
         const Software own = own_software(dtype, grad, optimizer);
         if (own.parameter_bytes != s.parameter_bytes || own.gradient_bytes != s.gradient_bytes ||
             own.state_bytes != s.state_bytes)

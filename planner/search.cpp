@@ -18,8 +18,8 @@ namespace tessera::planner {
 namespace {
 
 constexpr size_t kSimulated = 200;  // plans to simulate, ordered by closed-form time
-// Only listed plans of Tessera get a dry run; kRoughly: relative error of described memory. kExtra: additional
-// candidates near the capacity, and with headroom kRoomy.
+// Only listed plans of Tessera get a dry run; kRoughly: relative error of described memory. kExtra: number of
+// additional candidates near the capacity, and of those with headroom kRoomy.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
 constexpr size_t kExtra = 100;
 constexpr double kSlack = 0.98;  // lower bound of simulated over closed-form time
@@ -233,7 +233,7 @@ SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& 
   }
   std::vector<Candidate> simulated;
   for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
-  std::vector<Candidate*> in_turn;  // for schedule caching
+  std::vector<Candidate*> in_turn;  // sorted, so that PipelineClock caches schedules
   for (Candidate& c : simulated) in_turn.push_back(&c);
   std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
     const Plan& p = c->layout.plan;

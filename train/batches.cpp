@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "data/examples.h"
 #include "data/mixture.h"
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
@@ -349,7 +349,7 @@ StepInfo StepTokens::where(int64_t microbatch) {
   if (padded) at.lengths = own;
   if (!job_.optim.document_mask && !padded) return at;
   Arrays some = arrays(microbatch, {false, false, true, true});
-  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 needs them
+  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // required by rank 0
   at.documents = {some[2], some[3], !job_.optim.document_mask};
   return at;
 }
@@ -362,7 +362,7 @@ StepInfo StepTokens::where(const Tensor& full, const Tensor& starts) const {
   return at;
 }
 
-// In host memory.
+// Document boundaries in host memory.
 Documents StepTokens::own_documents(const Tensor& full, const Tensor& starts) const {
   const bool masks = job_.optim.document_mask;
   if (!masks && !starts.defined()) return {};

@@ -111,9 +111,9 @@ class StepTokens final : public BatchSource {
   Arrays read(int64_t step, int64_t microbatch) const;
   Arrays arrays(int64_t microbatch, const std::array<bool, 4>& wanted);
   StepInfo place(int64_t tokens) const;
-  // Lengths of sequences computed on this rank, or (`moved`) exchanged together.
+  // Lengths of this rank's sequences or (`moved`) of all that it exchanges.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
-  // Empty: all.
+  // This rank's columns of sequences of `tokens` tokens; empty: all.
   const std::vector<int64_t>& local_columns(int64_t tokens) const;
   Documents own_documents(const Tensor& full, const Tensor& starts) const;
   Tensor own_columns(const Tensor& full) const;
@@ -123,7 +123,7 @@ class StepTokens final : public BatchSource {
   const TrainConfig& job_;
   Sequences sequences_;
   std::vector<int64_t> positions_;
-  mutable std::map<int64_t, std::vector<int64_t>> columns_;  // of shorter sequences
+  mutable std::map<int64_t, std::vector<int64_t>> columns_;  // local_columns() by number of tokens
   const DataStrategy& strategy_;
   ArenaPtr arena_;
   const StepGraph* graph_ = nullptr;

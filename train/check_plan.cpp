@@ -136,10 +136,10 @@ void check_place(const TrainConfig& s, bool traced) {
   no_graph_because(s, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
-    refuse("all_reduce", "MPI reduces only arrays in host memory; expected direct, ring, tree or root");
+    refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", portable_algorithms());
 }
 
-// NCCL determines its summation order and requires one GPU per rank.
+// NCCL chooses its own reduction order and requires one GPU per rank.
 void check_nccl(const Plan& p) {
   if (!uses_nccl(p)) {
     if (const std::string pair = has_processes(p) ? "" : gpus_apart(p); !pair.empty())
@@ -168,12 +168,11 @@ void check_diloco(const Plan& p) {
   if (p.zero != ZeroStage::none)
     refuse("zero", "`dp_mode` diloco does not shard state between synchronizations; expected 0, got {}",
            value_name(p.zero));
-  const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
-  if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
+  if (!find_row(p.all_reduce).adds_uniformly() && (p.pp > 1 || p.tie_copies || p.tp > 1))
     refuse("all_reduce",
-           "{} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
-           "resynchronize them; expected direct, tree or root{}",
-           p.all_reduce == Algorithm::ring ? "a ring" : "a library",
+           "a {} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
+           "resynchronize them; expected {}{}",
+           p.all_reduce == Algorithm::native ? "library" : to_string(p.all_reduce), uniform_algorithms(),
            uses_nccl(p) ? ", and `backend` threads or mpi" : "");
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
     refuse("outer_lr", "expected a number above 0, got {}", p.outer_lr);
@@ -192,18 +191,19 @@ void check_offload(const Plan& p) {
 }
 
 void check_updates(const TrainConfig& s) {
-  const bool muon = s.optim.optimizer == OptimizerKind::muon;
+  const OptimizerRow& row = find_row(s.optim.optimizer);
   const DataMode mode = s.plan.dp_mode;
-  if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
+  if (row.updates_matrices && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
-           "muon requires full matrices, which servers of {} do not hold; expected a different optimizer, or `dp_mode` "
+           "{} requires full matrices, which servers of {} do not hold; expected a different optimizer, or `dp_mode` "
            "ddp",
-           value_name(mode));
-  if (muon && s.model.lora.rank > 0)
+           row.name, value_name(mode));
+  if (row.updates_matrices && s.model.lora.rank > 0)
     refuse("optimizer",
-           "muon updates the weight matrices of the layers, which are frozen when training adapters; expected adamw");
-  if (muon && s.optim.state_dtype == DType::bfloat16)
-    refuse("state_dtype", "muon requires fp32 momentum; expected fp32, got bf16");
+           "{} updates the weight matrices of the layers, which are frozen when training adapters; expected adamw",
+           row.name);
+  if (row.updates_matrices && s.optim.state_dtype == DType::bfloat16)
+    refuse("state_dtype", "{} requires fp32 momentum; expected fp32, got bf16", row.name);
   if (s.plan.sync_fragments > s.model.layers)
     refuse("sync_fragments", "each fragment has at least one of the {} layers; expected at most {}, got {}",
            s.model.layers, s.model.layers, s.plan.sync_fragments);
@@ -211,8 +211,8 @@ void check_updates(const TrainConfig& s) {
 
 void check_data(const Plan& p) {
   if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
-    refuse("all_reduce", "{} ranks have no native all-reduce; expected direct, ring, tree or root",
-           p.backend == Backend::tcp ? "TCP" : "thread");
+    refuse("all_reduce", "{} ranks have no native all-reduce; expected {}",
+           p.backend == Backend::tcp ? "TCP" : "thread", portable_algorithms());
   if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "requires `zero` 1, 2 or 3, got 0");
   if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
     refuse("shard_ranks", "groups of {} ranks do not divide the {} data ranks; nearest valid value: {}", p.shard_ranks,
@@ -263,10 +263,10 @@ void check_experts(const Plan& p, const ModelConfig& m) {
            "each group holds all experts, sharded over {} ranks of `ep`; expected a multiple of {}, got {}", p.ep, p.ep,
            p.shard_ranks);
   if (p.dp_mode != DataMode::ddp) refuse("ep", "requires `dp_mode` ddp, got {}", value_name(p.dp_mode));
-  if (p.all_reduce == Algorithm::ring)
+  if (!find_row(p.all_reduce).adds_uniformly() && p.all_reduce != Algorithm::native)
     refuse("all_reduce",
-           "a ring's summation order depends on positions in the buffer, which differ between ranks of `ep`; expected "
-           "direct, tree or root");
+           "a {}'s summation order depends on positions in the buffer, which differ between ranks of `ep`; expected {}",
+           to_string(p.all_reduce), uniform_algorithms());
 }
 
 void check_model(const TrainConfig& s) {

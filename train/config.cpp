@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -19,7 +22,46 @@ namespace {
 constexpr double kMegabyte = 1 << 20;
 constexpr double kMaxSteps = 1e12;  // so that steps times ranks stays far below 2^63
 
+// A field whose default may depend on the optimizer.
+struct Hyperparameter {
+  std::string_view name;
+  double Optimisation::*field;
+  double OptimizerDefaults::*value;
+  std::string help;  // ends with the defaults that differ: "...; muon: 0.95"
+};
+
+const std::vector<Hyperparameter>& hyperparameters() {
+  using O = Optimisation;
+  using D = OptimizerDefaults;
+  static const std::vector<Hyperparameter> all = [] {
+    std::vector<Hyperparameter> out{
+        {"lr", &O::lr, &D::lr, "learning rate after warm-up"},
+        {"weight_decay", &O::weight_decay, &D::weight_decay, "weight decay of matrices (none for other parameters)"},
+        {"beta1", &O::beta1, &D::beta1, "Adam's decay rate of the first moment"},
+        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"},
+    };
+    for (Hyperparameter& h : out)
+      for (const OptimizerRow& row : kOptimizers)
+        if (row.defaults.*h.value != D().*h.value) h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
+    out.push_back({"momentum", &O::momentum, &D::momentum,
+                   fmt::format("momentum of sgd [{}], or of the matrices under muon [{}]", D().momentum,
+                               find_row(OptimizerKind::muon).defaults.momentum)});
+    return out;
+  }();
+  return all;
+}
+
+std::string_view hyperparameter_help(std::string_view name) {
+  return std::ranges::find(hyperparameters(), name, &Hyperparameter::name)->help;
+}
+
 }  // namespace
+
+void set_defaults(Optimisation& o, const std::function<bool(std::string_view)>& is_set) {
+  const OptimizerDefaults common, own = find_row(o.optimizer).defaults;
+  for (const Hyperparameter& h : hyperparameters())
+    if (own.*h.value != common.*h.value && !is_set(h.name)) o.*h.field = own.*h.value;
+}
 
 Settings field_descriptors(Optimisation& o) {
   Settings s;
@@ -37,10 +79,9 @@ Settings field_descriptors(Optimisation& o) {
   s.add(o.optimizer,
         {"optimizer", "optimizer; muon updates the weight matrices of the layers, adamw all other parameters"})
       .for_identity(IdentityRole::yes);
-  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], or of the matrices under muon [0.95]", {0, 1, true}})
-      .follows();
+  s.add(o.momentum, {"momentum", hyperparameter_help("momentum"), {0, 1, true}}).follows();
   s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
-  s.add(o.lr, {"lr", "learning rate after warm-up", {0}});
+  s.add(o.lr, {"lr", hyperparameter_help("lr"), {0}});
   s.add(o.min_lr,
         {"min_lr", "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]", {0}})
       .or_share(o.min_lr_share, '%');
@@ -51,9 +92,9 @@ Settings field_descriptors(Optimisation& o) {
                         "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
       .of("fp32|bf16")
       .for_identity(IdentityRole::unless_default);
-  s.add(o.weight_decay, {"weight_decay", "weight decay of matrices (none for other parameters)", {0}});
-  s.add(o.beta1, {"beta1", "Adam's decay rate of the first moment", {0, 1, true}});
-  s.add(o.beta2, {"beta2", "Adam's decay rate of the second moment", {0, 1, true}});
+  s.add(o.weight_decay, {"weight_decay", hyperparameter_help("weight_decay"), {0}});
+  s.add(o.beta1, {"beta1", hyperparameter_help("beta1"), {0, 1, true}});
+  s.add(o.beta2, {"beta2", hyperparameter_help("beta2"), {0, 1, true}});
   s.add(o.clip, {"clip", "maximum global gradient norm; 0: no clipping", {0}});
   s.add(o.seed, {"seed", "seed of the sampling RNG", {0}}).for_identity(IdentityRole::yes);
   return s;
@@ -71,7 +112,7 @@ ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
                                           config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
-  config.whole_updates = s.optim.optimizer == OptimizerKind::muon;
+  config.whole_updates = find_row(s.optim.optimizer).updates_matrices;
   return config;
 }
 
@@ -87,9 +128,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
   if (p.dp_mode == DataMode::ps_sync) return ParameterServerOptions{servers};
   if (p.dp_mode == DataMode::ps_async) return AsyncServerOptions{servers};
   if (p.dp_mode == DataMode::diloco)
-    return DilocoOptions{.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = steps},
-                         .outer_lr = p.outer_lr,
-                         .outer_momentum = p.outer_momentum};
+    return DilocoOptions{.sync = sync_steps(p, steps), .outer_lr = p.outer_lr, .outer_momentum = p.outer_momentum};
   if (p.zero != ZeroStage::none)
     return ZeroOptions{.stage = static_cast<int>(p.zero), .shard_ranks = static_cast<int>(p.shard_ranks)};
   return DdpOptions{.bucket_bytes = static_cast<int64_t>(p.bucket_mb * kMegabyte)};

@@ -114,13 +114,13 @@ bool is_writable(const Setting& s) {
 }
 
 // Replaces expanded values by the shorter ones that the user typed.
-void shorten(TrainConfig& c) {
-  if (!c.given) {
+void shorten(TrainConfig& c, const FieldNames* set) {
+  if (!set) {
     c.preset = plain_preset(c.model.family);
     c.model = resolve_sizes(c.model);
     return;
   }
-  if (c.data.pack && !c.given->contains("document_mask")) c.optim.document_mask = false;
+  if (c.data.pack && !set->contains("document_mask")) c.optim.document_mask = false;
   if (c.model.lora.rank == 0) return;
   std::vector<std::string> all;
   for (const LoraTarget& t : lora_targets(c.model)) all.emplace_back(t.name);
@@ -153,14 +153,14 @@ Settings field_descriptors(TrainConfig& c) {
   return s;
 }
 
-Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const Field& field)) {
+Args values(const TrainConfig& config, const FieldNames* set, const Settings& all, bool (*chosen)(const Field& field)) {
   const auto is_unused = [&](std::string_view name) {
     return (name.starts_with("lora_") && config.model.lora.rank == 0) ||
            (name == "quantize_group" && config.model.quantize.codec != Codec::gptq);
   };
   const auto is_shown = [&](const Setting& s) {
     if (!s.field.open) return true;
-    if (config.given) return config.given->contains(s.field.name);
+    if (set) return set->contains(s.field.name);
     if (is_unused(s.field.name)) return false;
     return applies(s, all) && is_writable(s);
   };
@@ -172,25 +172,27 @@ Args values(const TrainConfig& config, const Settings& all, bool (*chosen)(const
   return out;
 }
 
-Args config_values(TrainConfig config) {
-  shorten(config);
-  return values(config, field_descriptors(config), [](const Field& f) { return f.in_file; });
+Args config_values(TrainConfig config, const FieldNames* set) {
+  shorten(config, set);
+  return values(config, set, field_descriptors(config), [](const Field& f) { return f.in_file; });
 }
 
-std::string to_toml(const TrainConfig& config) {
+std::string to_toml(const TrainConfig& config, const FieldNames* set) {
   std::string out;
-  for (const auto& [key, value] : config_values(config)) out += fmt::format("{} = {}\n", key, value);
+  for (const auto& [key, value] : config_values(config, set)) out += fmt::format("{} = {}\n", key, value);
   return out;
 }
 
-void apply_config_file(TrainConfig& config, const std::string& path) { apply_config(config, read_file(path), path); }
+FieldNames apply_config_file(TrainConfig& config, const std::string& path) {
+  return apply_config(config, read_file(path), path);
+}
 
-void apply_config(TrainConfig& c, std::string_view file, const std::string& path) {
-  if (!c.given) c.given.emplace();
+FieldNames apply_config(TrainConfig& c, std::string_view file, const std::string& path) {
   const Settings all = field_descriptors(c);
   std::vector<std::string> known;
   for (const Setting& s : all)
     if (s.field.in_file && is_in_files(s)) known.push_back(s.word());
+  FieldNames out;
   ErrorList found;
   for (const ConfigEntry& entry : read_config(file, path))
     found.check([&] {
@@ -200,9 +202,10 @@ void apply_config(TrainConfig& c, std::string_view file, const std::string& path
       const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
       if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, got '{}'", where, entry.value));
       s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
-      c.given->emplace(s.field.name);
+      out.emplace(s.field.name);
     });
   found.raise();
+  return out;
 }
 
 }  // namespace tessera

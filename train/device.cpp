@@ -73,7 +73,7 @@ std::string describe_nccl(const Plan& p) {
 
 namespace {
 
-// Why cuDNN cannot be used; empty: it can.
+// Why the job rules out cuDNN attention, if it does.
 std::string obstacle(const TrainConfig& job) {
   if (job.optim.dtype != DType::bfloat16)
     return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
@@ -100,7 +100,7 @@ std::string obstacle(const TrainConfig& job) {
   return all;
 }
 
-// Why cuDNN rejects the run's attention on this GPU; empty: it accepts.
+// Why cuDNN rejects the run's attention on this GPU, if it does.
 std::string refusal(const TrainConfig& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})

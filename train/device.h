@@ -17,7 +17,7 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels =
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // A mapped file, or pinned host memory for ranks on a GPU.
 ArenaPtr offload_arena(Device device);
-// Names two GPUs of the plan's ranks without peer access to each other; empty: none.
+// Names two GPUs of the plan's ranks without peer access to each other; empty if there are none.
 std::string gpus_apart(const Plan& plan);
 // For display: the calling thread's GPU; the transport that NCCL uses without peer access, or empty.
 std::string describe_device();

@@ -72,7 +72,7 @@ class StepDump {
   std::filesystem::path file_;
   Decoder* model_;
   std::vector<int64_t> tokens_;                      // local tokens of each sequence before sp partitions them
-  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same for shorter sequences
+  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same for shorter sequences, by length
   std::list<Point> points_;
   bool on_ = false;
   SafetensorsLayout layout_;

@@ -17,7 +17,7 @@ struct Evaluation {
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
   const TrainConfig* job = nullptr;
   int64_t at_once = 1;      // sequences per forward pass
-  int turn = 0, turns = 1;  // index of this group among those that alternate, and their number
+  int turn = 0, turns = 1;  // index of this group, and number of groups, which process windows round-robin
   ArenaPtr arena = {};
   std::function<bool()> stop = {};  // polled before each round; true on one rank stops all
 };

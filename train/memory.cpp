@@ -129,8 +129,9 @@ std::vector<RankMemory> memory_of_ranks(const TrainConfig& given, bool alike) {
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.shards[0][0].value_bytes() + s.shards[0][0].full(true) * s.grad;
-  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: prefetch buffers
-  // add to the passes measured without ZeRO, and a different unit is resident at the start of each pass.
+  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a dry run with one micro-batch cannot measure:
+  // prefetch buffers add to the passes measured without ZeRO, and a different unit is resident at the start of each
+  // pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first and of another data rank, by pipeline rank
   std::vector<int64_t> moved;
@@ -239,7 +240,7 @@ class DryRunRank final : public BatchSource {
   ModelPart::Options options(const TrainConfig& job, bool split, std::vector<Range> layers) {
     TrainConfig lone = job;
     if (data_->size() < sizes_.data) lone.plan.cp = 1;
-    lone.plan.shard_ranks = 0;  // group reductions are in place
+    lone.plan.shard_ranks = 0;  // the all-reduce over replicas is in place: no memory
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     DataOptions data = data_options(lone);
     if (job.plan.ep > 1) data.experts = edp_.get();
@@ -403,7 +404,7 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
       if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
         live += stages[static_cast<size_t>(stage)].packs;
     for (const Action& a : plan.actions[rank]) {
-      if (a.what > PassKind::W) continue;  // message buffers count in the passes
+      if (a.what > PassKind::W) continue;  // message buffers are included in the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
       // An activation waits here between stages on the same rank.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,

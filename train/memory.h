@@ -56,13 +56,13 @@ struct StageMemory {
 // equal, so more than five are extrapolated from four and five.
 std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank = {}, bool alike = false);
 
-// Activations between stages.
+// Bytes of the activations sent between stages.
 int64_t handed_bytes(const TrainConfig& job);
 
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);
 
 // Requirements of one host: its ranks [first, first + ranks); `gathered`: bytes that rank 0 gathers after freeing
-// activations; `more`: bytes outside the ranks.
+// activations; `more`: bytes in addition to the ranks'.
 struct HostMemory {
   int64_t first = 0, ranks = 0;
   int64_t gathered = 0, more = 0;
@@ -86,7 +86,7 @@ std::optional<MemoryRefusal> least_refusal(const TrainConfig& job, int64_t local
 struct MinimumMemory {
   double parameters = 0, trained = 0;  // elements
   double values = 0, state = 0;        // bytes of all parameters, and of the optimizer state of trainable ones
-  double held = 0;                     // both and gradients
+  double held = 0;                     // bytes of values, state and gradients
   double activations = 0;
 };
 MinimumMemory least_memory(const TrainConfig& job);

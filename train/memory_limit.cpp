@@ -114,7 +114,7 @@ class Search {
   // Finds the first of `count` changes, in order of decreasing memory, with which the job fits; `change` returns the
   // number to insert into `format`.
   bool first_fitting(const char* format, int64_t count, const std::function<int64_t(TrainConfig&, int64_t)>& change) {
-    int64_t bytes = 0, number = 0;  // of the last job tried
+    int64_t bytes = 0, number = 0;  // memory and value of the last job
     const auto fits = [&](int64_t i) {
       TrainConfig changed = job_;
       number = change(changed, i);

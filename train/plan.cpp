@@ -166,6 +166,10 @@ int64_t shard_group_size(const Plan& p) {
   return p.shard_ranks > 0 ? p.shard_ranks : p.dp * p.cp;
 }
 
+SyncSteps sync_steps(const Plan& p, int64_t last) {
+  return {.every = p.sync_every, .fragments = p.sync_fragments, .last = last};
+}
+
 Schedule make_schedule(const Plan& p) {
   const auto ranks = static_cast<int>(p.pp), microbatches = static_cast<int>(p.microbatches),
              chunks = static_cast<int>(p.chunks);

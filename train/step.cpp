@@ -73,7 +73,7 @@ std::string obstacle(const TrainConfig& job, bool traced) {
   if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} reduces on the host", value_name(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` exchange point-to-point messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring exchange point-to-point messages";
-  if (job.optim.optimizer == OptimizerKind::muon && shard_group_size(p) > 1)
+  if (find_row(job.optim.optimizer).updates_matrices && shard_group_size(p) > 1)
     return fmt::format("the {} owners of muon's matrices receive shards in point-to-point messages",
                        shard_group_size(p));
   if (p.offload != Offload::none)

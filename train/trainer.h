@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/data_step.h"
 #include "parallel/matrix_owners.h"
 #include "parallel/mesh.h"
@@ -150,7 +150,7 @@ class Trainer {
   Communicator& world_;
   Mesh mesh_;
   Communicator& data_axis_;
-  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; ranks with equal positions in these groups
+  std::unique_ptr<Communicator> ep_, edp_;  // groups of neighbours on the data axis; ranks with equal positions in them
   ArenaPtr arena_;
   std::unique_ptr<LanguageModel> full_model_;
   std::unique_ptr<ModelPart> part_;

@@ -97,7 +97,7 @@ class Reference {
   double routing_margin_ = 0;
 };
 
-// total += x, each element rounded to their dtype.
+// total += x, each element rounded to the tensors' dtype.
 void add_to(const Tensor& total, const Tensor& x);
 // Elements of `reduced`, summed in the algorithm's order.
 void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,

@@ -13,7 +13,7 @@ namespace {
 template <class T>
 struct OuterStep {
   T share, momentum, rate;
-  // One element; `sum`: of differences over ranks; `buffer`: the momentum or null.
+  // `sum`: differences summed over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
     const T mean = share * sum;
     T step = mean;

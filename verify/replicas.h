@@ -38,7 +38,7 @@ class Replicas {
   bool apart_;
   std::vector<std::unique_ptr<Reference>> all_;
   std::vector<StepReport> reports_;
-  int64_t last_;  // step
+  int64_t last_;  // last step
   std::vector<Together> together_;
   std::vector<NamedTensor> state_;
   ArenaPtr arena_ = make_arena();

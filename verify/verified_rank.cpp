@@ -1,4 +1,6 @@
 // A rank of the plan, compared with the oracle step by step.
+#include "verify/verified_rank.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -205,7 +207,6 @@ class VerifiedRank {
     return out;
   }
 
-  // Counts of all axes, and of copies to the GPU.
   std::vector<int64_t> counts_now() {
     std::vector<int64_t> out;
     for (const Communicator* axis : trainer_.communicators())

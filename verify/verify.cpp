@@ -17,6 +17,8 @@
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "verify/comparison.h"
+#include "verify/tolerance.h"
+#include "verify/verified_rank.h"
 
 namespace tessera {
 
@@ -138,7 +140,7 @@ void check_can_be_verified(const TrainConfig& s) {
                      "bitwise reproduction");
   if (s.plan.all_reduce == Algorithm::native)
     throw FieldError("all_reduce",
-                     "the summation order of a native all-reduce is unknown; expected direct, ring, tree or root");
+                     "the summation order of a native all-reduce is unknown; expected " + portable_algorithms());
 }
 
 void describe_run(Observations& o, const TrainConfig& job, bool exact) {

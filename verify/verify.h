@@ -1,4 +1,4 @@
-// The verification contract: a run under a plan equals the run of one rank. Used by `tessera verify` and the tests.
+// The verification contract: a run under a plan equals the run of one rank.
 //
 // The plan trains for some steps. After each step the loss, every gradient, every parameter and every optimizer tensor
 // are gathered and compared with the oracle (verify/reference.h). Two kinds of plan:
@@ -31,7 +31,7 @@
 
 namespace tessera {
 
-// Progress callback: the current activity of a verification and its step.
+// Progress callback.
 using Working = std::function<void(std::string_view work, int64_t step)>;
 
 // Launch options, and injection points for faults in the run under a plan (never in its oracle).

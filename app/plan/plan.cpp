@@ -64,7 +64,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
 
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
-  if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
+  if (!o.run.is_set("pp") && !o.run.is_set("dp") && !o.run.is_set("cp") && !o.run.is_set("tp"))
     throw Error("--ranks: missing; expected the number of ranks");
   return o.run.plan.ranks();
 }
@@ -100,11 +100,11 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
 }
 
 // The planner searches the choices whose options are not set.
-planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
+planner::Fixed fixed_choices(const TypedOptions& o, const Plan& p) {
   planner::Fixed f;
-  planner::Layout l{.plan = p, .ep = o.ep.value_or(1)};
-  each_choice(f, l, [&](std::string_view option, auto& choice, const auto& value) {
-    if (option == "ep" ? o.ep.has_value() : o.gives(option)) choice = value;
+  const planner::Layout l{.plan = p};
+  each_choice(f, l, [&](std::string_view field, auto& choice, const auto& value) {
+    if (o.is_set(field)) choice = value;
   });
   return f;
 }
@@ -245,8 +245,9 @@ PlanQuestion make_question(const PlanOptions& o) {
   q.software = find_software(o, q.hardware);
   q.ranks = rank_count(o);
   q.batch = o.run.optim.batch;
-  q.fixed = fixed_choices(o, given);
-  const bool by_family = o.gives("family") && !o.gives("model");
+  q.fixed = fixed_choices(o.run, given);
+  q.fixed.ep = o.ep;
+  const bool by_family = o.run.is_set("family") && !o.run.is_set("model");
   out.model =
       o.model_file.value_or(by_family ? fmt::format("a {} model", value_name(o.run.model.family)) : o.run.preset);
   return out;

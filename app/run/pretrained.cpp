@@ -35,12 +35,12 @@ namespace fs = std::filesystem;
 namespace {
 
 TrainConfig saved_config(const fs::path& checkpoint) {
-  TrainOptions o;
+  TypedOptions o;
   apply_config_file(o, (checkpoint / "config.toml").string());
   return resolve(o);
 }
 
-// For inference.
+// The checkpoint's model for inference.
 ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
   ModelConfig model = saved.model;
   model.dropout = model.lora.dropout = 0;
@@ -321,7 +321,7 @@ void say_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) say(with_options(note));
 }
 
-ModelConfig first_config(const TrainOptions& o) {
+ModelConfig first_config(const TrainConfig& o) {
   const DataConfig& d = o.data;
   ModelConfig config = pretrained_config(*o.run.init, o.run.base, true);
   if (d.add_tokens.empty()) return config;
@@ -369,36 +369,36 @@ FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
       };
 }
 
-void take_model(TrainOptions& o, const ModelConfig& c) {
+void take_model(TypedOptions& o, const ModelConfig& c) {
   ModelConfig model = resolve_sizes(c);
   const Settings theirs = field_descriptors(model), ours = field_descriptors(o.model);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
-    if (o.gives(name) && to.text() != from.text())
+    if (o.is_set(name) && to.text() != from.text())
       bad_usage("--{}: expected {}, the value of the model, got {}", to.word(), from.text(), to.text());
     to.assign(from);
-    o.given->emplace(name);
+    o.set.emplace(name);
   };
-  const std::string default_model = TrainOptions().preset, plain(plain_preset(c.family));
+  const std::string default_model = TrainConfig().preset, plain(plain_preset(c.family));
   if (o.preset != default_model && o.preset != plain)
     bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.preset);
   o.preset = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
-  const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
+  const bool learned = !find_row(c.family).rotary, shorter = o.is_set("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
   if (shorter) model.context = max_context;  // the maximum; the run may use a prefix
   if (!shorter || o.model.context > max_context) take("context");
   model.positions = learned ? max_context : 0;
-  if (learned && (o.gives("positions") || o.model.context != max_context)) take("positions");
+  if (learned && (o.is_set("positions") || o.model.context != max_context)) take("positions");
   if (LoraConfig& lora = o.model.lora; c.lora.rank > 0) {
-    if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
+    if (lora.rank > 0 || o.is_set("lora_alpha") || o.is_set("lora_targets") || lora.rank_stabilised)
       throw Error(
           "--lora-rank: expected only --lora-dropout, because the adapters of the --init model are trained further");
     lora.rank = c.lora.rank, lora.rank_stabilised = c.lora.rank_stabilised;
     take("lora_alpha"), take("lora_targets");
   }
-  const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.model.quantize.codec : held;
+  const Codec held = c.quantize.codec, wanted = o.is_set("quantize") ? o.model.quantize.codec : held;
   if (wanted == Codec::gptq && held == Codec::none)
     throw Error(
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize; this model is not quantized");
@@ -454,7 +454,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Train
 
 void check_memory_for_inference(const TrainConfig& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum of a rank
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     max_rank = std::max(max_rank, held.parameters);

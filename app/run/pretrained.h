@@ -70,7 +70,7 @@ void say_notes(const std::vector<std::string>& notes);
 
 // The --init model's configuration with an embedding row for each of --add-tokens. Throws as open_pretrained(), and
 // Error (usage) for new tokens with adapters, which do not train embedding rows.
-ModelConfig first_config(const TrainOptions& options);
+ModelConfig first_config(const TrainConfig& config);
 
 // New adapters retain their initial values, weights are quantized to nf4 if `config` requires it, and new embedding
 // rows are the mean of the existing ones.
@@ -82,7 +82,7 @@ std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 
 // Writes the model's sizes into the options. Throws Error (usage) for options with different values. A smaller context
 // is retained: rotary positions have no fixed length, and only the first rows of a position table are read.
-void take_model(TrainOptions& options, const ModelConfig& config);
+void take_model(TypedOptions& options, const ModelConfig& config);
 
 // Memory checks run before any allocation or output.
 
@@ -103,7 +103,7 @@ void check_described(const std::filesystem::path& config, const std::filesystem:
 
 struct Inference {
   Pretrained from;
-  TrainOptions run;  // the equivalent configuration
+  TrainCommand run;  // the equivalent configuration
   std::unique_ptr<Tokenizer> tokenizer;
 };
 

@@ -1,11 +1,11 @@
-// Matmuls, and bias and GELU fused with them: forward passes and vjps.
+// Matmuls, and activations fused with them: forward passes and vjps.
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <utility>
 
 #include "autograd/fusion.h"
 #include "autograd/ops.h"
+#include "base/error.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
@@ -79,10 +79,6 @@ struct FirstLayer {
   }
 };
 
-std::function<Tensor()> recompute_gelu(const Tensor& h, GeluForm form) {
-  return [h, form] { return with_gelu(form, [&](auto op) { return unary<decltype(op)>(h); }); };
-}
-
 Tensor full_input(const Var& x, const std::shared_ptr<const SharedInput>& shared) {
   return shared ? shared->gather(x.value()) : x.value();
 }
@@ -101,27 +97,28 @@ Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::
 }
 
 // The backward pass frees each value after its last use: the hidden values are the largest of a block.
-Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute, GeluForm form) {
-  const bool tanh = form == GeluForm::tanh;  // GEMM epilogues support only this form
+Var mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, const ActivationOptions& options) {
+  const Activation kind = options.kind;
+  if (options.gated) reject("mlp", "an activation without a gate", "a gated one");
   const auto activate = [&](const Tensor& in) {
     const Tensor bias = value_or_none(up.b);
-    return tanh ? linear_gelu(in, up.w.value(), bias, up.packs)
-                : bias_gelu(linear(in, up.w.value(), Tensor(), up.packs), bias, form);
+    if (kind == Activation::gelu) return linear_gelu(in, up.w.value(), bias, up.packs);  // has GEMM epilogues
+    return bias_activation(linear(in, up.w.value(), Tensor(), up.packs), bias, kind);
   };
-  BiasGelu hidden = activate(full_input(x, up.shared));
+  Activated hidden = activate(full_input(x, up.shared));
   Tensor made = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);
-  Saved activated = recompute ? Saved(recompute_gelu(hidden.h, form)) : Saved(hidden.y);
+  Saved activated = options.recompute ? Saved([h = hidden.h, kind] { return activation(h, kind); }) : Saved(hidden.y);
   if (!down.w.requires_grad()) activated = Saved();
   Var y = record_one("gelu_mlp", std::move(made), {x, up.w, up.b, down.w, down.b},
                      [first = FirstLayer(x, up), w_down = down.w.saved(), down_packs = down.packs,
-                      h = std::move(hidden.h), activated = std::move(activated), form](Grads& g) mutable {
+                      h = std::move(hidden.h), activated = std::move(activated), kind](Grads& g) mutable {
                        const BiasSums sums = sums_of_output(g);
                        Tensor dy = g.take_output();
                        Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, accum_dtype(dy.dtype())) : Tensor();
                        Tensor* const sums_of_dh = g.needs(2) ? &dbias : nullptr;
                        const auto through = [&](const Tensor& w) {
-                         if (form == GeluForm::tanh) return linear_input_grad_gelu(dy, w, h, sums_of_dh, down_packs);
-                         return bias_gelu_backward(linear_input_grad(dy, w, down_packs), h, sums_of_dh, form);
+                         if (kind == Activation::gelu) return linear_input_grad_gelu(dy, w, h, sums_of_dh, down_packs);
+                         return bias_activation_backward(linear_input_grad(dy, w, down_packs), h, sums_of_dh, kind);
                        };
                        const Tensor dh = through(w_down.get());
                        h = Tensor();
@@ -134,18 +131,6 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                      });
   if (down.b.requires_grad()) fusion::request_row_sums(y);
   return y;
-}
-
-Var bias_gelu(Var x, const Var& bias, bool recompute, GeluForm form) {
-  const Var x_edge = x.edge();
-  BiasGelu r = bias_gelu(std::move(x).take(), value_or_none(bias), form);
-  Var y = record_one("bias_gelu", std::move(r.y), {x_edge, bias}, [h = r.h, form](Grads& g) {
-    Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, accum_dtype(h.dtype())) : Tensor();
-    Tensor dh = bias_gelu_backward(g.take_output(0), h, dbias.defined() ? &dbias : nullptr, form);
-    if (g.needs(1)) g.give(1, std::move(dbias));
-    if (g.needs(0)) g.give(0, std::move(dh));
-  });
-  return recompute ? y.with_recompute(recompute_gelu(r.h, form)) : y;
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Grader of the global gradient norm: gradients of ones, and a training step compared with one rank.
+// Grader of the global gradient norm: gradients whose elements are all 1, and a training step compared with one rank.
 #include <fmt/format.h>
 
 #include <algorithm>

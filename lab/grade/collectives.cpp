@@ -84,7 +84,6 @@ struct Inputs {
     int64_t elsewhere = 0;                     // bytes not sent to the next rank
     auto fields() { return std::tie(values, full, buffer, sent, counted, elsewhere); }
   };
-  // Runs an out-of-place collective on each rank.
   std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
     const auto rank = [&](Communicator& world) {
       const ArenaPtr arena = make_arena();

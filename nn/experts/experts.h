@@ -35,11 +35,8 @@ struct ExpertConfig {
 class MixtureOfExperts : public Module {
  public:
   struct Options {
-    int64_t hidden = 0;              // of an expert
-    bool gated = false;              // experts are GatedMlp, not Mlp
-    GeluForm gelu = GeluForm::tanh;  // of Mlp
-    double down_deviation = 0.02;
-    Recompute recompute = Recompute::none;
+    int64_t hidden = 0;   // of an expert
+    MlpOptions mlp = {};  // without biases; experts are GatedMlp if the activation is gated
     ExpertConfig experts = {};
   };
   MixtureOfExperts(int64_t channels, const Options& options);

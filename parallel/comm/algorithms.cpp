@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "parallel/comm/memory.h"
@@ -138,6 +139,27 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
     default:
       return 0;
   }
+}
+
+namespace {
+
+template <class F>
+std::string list_algorithms(const F& includes) {
+  std::vector<std::string_view> names;
+  for (const AlgorithmRow& row : kAlgorithms)
+    if (includes(row)) names.push_back(row.name);
+  std::string out(names.at(0));
+  for (size_t i = 1; i < names.size(); ++i) out.append(i + 1 < names.size() ? ", " : " or ").append(names[i]);
+  return out;
+}
+
+}  // namespace
+
+std::string portable_algorithms() {
+  return list_algorithms([](const AlgorithmRow& row) { return row.order != AdditionOrder::library; });
+}
+std::string uniform_algorithms() {
+  return list_algorithms([](const AlgorithmRow& row) { return row.adds_uniformly(); });
 }
 
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {

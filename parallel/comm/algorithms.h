@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "parallel/comm/transport.h"
@@ -22,10 +23,11 @@ int64_t tree(Transport& t, const Call& call);
 int64_t root(Transport& t, const Call& call);
 
 // In rank order, around the ring starting after the chunk's owner, in pairs, or in the library's order.
-// verify/reference.cpp uses the same orders.
+// verify/reference.cpp implements the same orders independently.
 enum class AdditionOrder : uint8_t { ranks, around, pairs, library };
 
-// `ops` are the operations that the algorithm supports; all others use direct.
+// A new algorithm needs a function, an Algorithm, and its row; `ops` are the operations that it supports, and all
+// others use direct. Options, messages, tests and benchmarks follow from the row.
 struct AlgorithmRow {
   std::string_view name;
   AdditionOrder order;
@@ -33,14 +35,16 @@ struct AlgorithmRow {
   std::array<Op, 3> ops = {};
   constexpr bool has(Op op) const { return run && std::find(ops.begin(), ops.end(), op) != ops.end(); }
   constexpr bool lacks(Op op) const { return run && !has(op); }
+  // Whether the order is the same for all elements, wherever they are in the array.
+  constexpr bool adds_uniformly() const { return order != AdditionOrder::around && order != AdditionOrder::library; }
 };
-inline constexpr std::array<AlgorithmRow, 5> kAlgorithms = {{
+inline constexpr auto kAlgorithms = std::to_array<AlgorithmRow>({
     {"direct", AdditionOrder::ranks},
     {"ring", AdditionOrder::around, ring, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
     {"tree", AdditionOrder::pairs, tree, {Op::all_reduce, Op::reduce, Op::broadcast}},
     {"root", AdditionOrder::ranks, root, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
     {"native", AdditionOrder::library},
-}};
+});
 constexpr const AlgorithmRow& find_row(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
 constexpr std::string_view to_string(Algorithm algorithm) { return find_row(algorithm).name; }
 inline constexpr auto kAlgorithmNames = [] {
@@ -48,6 +52,10 @@ inline constexpr auto kAlgorithmNames = [] {
   for (size_t i = 0; i < names.size(); ++i) names[i] = kAlgorithms[i].name;
   return names;
 }();
+
+// "direct, ring, tree or root": those of a documented order, and those of the same order for all elements.
+std::string portable_algorithms();
+std::string uniform_algorithms();
 
 // Whether the library runs the collective. Uneven chunks use the library only if messages cannot reach the arrays.
 // Throws Error if the library is required but a different summation order is requested.

@@ -106,8 +106,8 @@ std::function<void()> Transport::start_native(const Call& call) {
 }
 
 int64_t Transport::native(const Call& call) {
-  throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) +
-              "; expected direct, ring, tree or root");
+  throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) + "; expected " +
+              portable_algorithms());
 }
 
 std::string_view to_string(Op op) {

@@ -171,7 +171,7 @@ TEST_F(KillTest, RunKilledBeforeFirstCheckpointStartsAgain) {
 // runs; TESSERA_SOAK_SEED selects others.
 
 constexpr int64_t kSoakSteps = 60;
-constexpr double kTimeout = 120;  // seconds, for a run of about one; the machine may be busy
+constexpr double kTimeout = 120;  // seconds; a run takes about one, but the machine may be busy
 
 class SoakTest : public ProgramTest {
  protected:

@@ -112,7 +112,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
       line.resize(line.size() - place.size());
       if (line.find("--ranks") == std::string::npos) line += fmt::format(" --ranks {}", q.ranks);
       ASSERT_NO_THROW(test::parsed(line)) << line;
-      const auto run = std::get<TrainOptions>(test::parsed(line));
+      const TrainConfig run = std::get<TrainCommand>(test::parsed(line)).config;
       const Plan &found = run.plan, &p = c.layout.plan;
       EXPECT_EQ(
           std::tie(run.optim.batch, found.pp, found.tp, found.cp, found.ep, found.sp, found.zero, found.microbatches),
@@ -216,7 +216,7 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
 TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
-    const Plan p = resolve(test::parsed_train("--backend threads " + words)).plan;
+    const Plan p = test::parsed_train("--backend threads " + words).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
   const std::pair<std::string, Axes> table[] = {{"--tp 2", {1, 1, 1, 2}},

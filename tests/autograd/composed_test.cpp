@@ -174,12 +174,13 @@ std::vector<Composed> composed_ops() {
       packed(193, 80, 70, 0),
       packed(130, 128, 0, 0.3),
       packed(130, 33, 100, 0.3)};
-  for (const GeluForm form : {GeluForm::tanh, GeluForm::erf})
-    all.push_back(
-        {"bias_gelu",
-         {wide, {8200}},
-         [form](const Vars& v) { return bias_gelu(scale(v[0], 1), v[1], false, form); },
-         [form](const Vars& v) { return with_gelu(form, [&](auto op) { return unary<decltype(op)>(v[0] + v[1]); }); }});
+  for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::silu})
+    all.push_back({"bias_gelu",
+                   {wide, {8200}},
+                   [kind](const Vars& v) { return activate(scale(v[0], 1), {.kind = kind}, v[1]); },
+                   [kind](const Vars& v) {
+                     return with_activation(kind, [&](auto op) { return unary<decltype(op)>(v[0] + v[1]); });
+                   }});
   return all;
 }
 

@@ -208,7 +208,7 @@ struct Network {
     const Var& w = weights.at(name + "w");
     // The output gradient of the last matmul is also a gradient of x, onto which others are accumulated while the
     // weight's gradient is deferred.
-    const Var h = linear(bias_gelu(linear(y, w, Var()), weights.at(name + "bias"), false), w, Var());
+    const Var h = linear(activate(linear(y, w, Var()), {}, weights.at(name + "bias")), w, Var());
     const auto [sum, normed] = add_norm(x, h, weights.at("a.gamma"), weights.at("a.beta"), {}, false);
     return sum * weights.at("scale") + normed;
   }

@@ -104,42 +104,45 @@ Problem draw_softmax(Random& random) {
 Problem draw_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
-  const auto form = random.choose<GeluForm>({GeluForm::tanh, GeluForm::erf});
-  return {{{s}, {Shape{s[1]}}},
-          [recompute, form](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute, form); },
-          [form](const Values& v) {
-            return elements(v[0].size(),
-                            [&](size_t i) { return reference_gelu(v[0][i] + v[1][i % v[1].size()], form); });
-          },
-          true};
+  const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
+  return {
+      {{s}, {Shape{s[1]}}},
+      [=](const std::vector<Var>& v) { return activate(scale(v[0], 1), {.kind = kind, .recompute = recompute}, v[1]); },
+      [kind](const Values& v) {
+        return elements(v[0].size(),
+                        [&](size_t i) { return reference_activation(v[0][i] + v[1][i % v[1].size()], kind); });
+      },
+      true};
 }
 
 Problem draw_swiglu(Random& random) {
   const Shape half = rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
-  return {{{Shape{half[0], 2 * half[1]}, -4, 4}},
-          [recompute](const std::vector<Var>& v) { return swiglu(v[0], recompute); },
-          [f = static_cast<size_t>(half[1])](const Values& v) {
-            return elements(v[0].size() / 2, [&](size_t i) {
-              const double gate = v[0][i / f * f + i];
-              return gate / (1 + std::exp(-gate)) * v[0][i / f * f + i + f];
-            });
-          },
-          true};
+  const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
+  return {
+      {{Shape{half[0], 2 * half[1]}, -4, 4}},
+      [=](const std::vector<Var>& v) { return activate(v[0], {.kind = kind, .gated = true, .recompute = recompute}); },
+      [f = static_cast<size_t>(half[1]), kind](const Values& v) {
+        return elements(v[0].size() / 2, [&](size_t i) {
+          const double gate = v[0][i / f * f + i];
+          return reference_activation(gate, kind) * v[0][i / f * f + i + f];
+        });
+      },
+      true};
 }
 
 Problem draw_gelu_mlp(Random& random) {
   const int64_t rows = random.between(1, 40), in = random.choose<int64_t>({1, 5, 16}),
                 hidden = random.choose<int64_t>({1, 8, 24}), out = random.choose<int64_t>({1, 7, 16});
   const bool recompute = random.between(0, 1) == 1;
-  const auto form = random.choose<GeluForm>({GeluForm::tanh, GeluForm::erf});
+  const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
   return {{{Shape{rows, in}}, {Shape{hidden, in}}, {Shape{hidden}}, {Shape{out, hidden}}, {Shape{out}}},
-          [recompute, form](const std::vector<Var>& v) {
-            return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute, form);
+          [=](const std::vector<Var>& v) {
+            return mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.kind = kind, .recompute = recompute});
           },
-          [form](const Values& v) {
+          [kind](const Values& v) {
             std::vector<double> h = reference_linear(v[0], v[1], v[2]);
-            for (double& x : h) x = reference_gelu(x, form);
+            for (double& x : h) x = reference_activation(x, kind);
             return reference_linear(h, v[3], v[4]);
           },
           false,

@@ -60,7 +60,7 @@ class LateTransport final : public AroundTransport {
 };
 
 MixtureOfExperts::Options options(int64_t experts, int64_t shared) {
-  return {.hidden = 6, .gated = true, .experts = {.count = experts, .shared = shared}};
+  return {.hidden = 6, .mlp = {.activation = kSwiglu}, .experts = {.count = experts, .shared = shared}};
 }
 
 // Two experts, one per rank, each chosen by every token. The shared expert of rank 0 must begin while its rows are

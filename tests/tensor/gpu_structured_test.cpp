@@ -122,11 +122,11 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
       add_(along, beta);
       EXPECT_TRUE(same_bits(twice, along));
       if (shape[0] == 0) continue;
-      for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
+      for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::silu}) {
         Tensor dbias = sums.gamma.to.clone(), dbias_there = gamma.contiguous();
-        const Tensor dh = bias_gelu_backward(dy.clone(), x, &dbias, form);
-        const Tensor dh_there = bias_gelu_backward(dy.to(arena).clone(), x.to(arena), &dbias_there, form);
-        with_gelu(form, [&](auto op) { test::expect_near_gradient<decltype(op)>(dh_there, dh, dy, x); });
+        const Tensor dh = bias_activation_backward(dy.clone(), x, &dbias, kind);
+        const Tensor dh_there = bias_activation_backward(dy.to(arena).clone(), x.to(arena), &dbias_there, kind);
+        with_activation(kind, [&](auto op) { test::expect_near_gradient<decltype(op)>(dh_there, dh, dy, x); });
         EXPECT_LT(apart(dbias_there, dbias), bound(dtype));
       }
     }

@@ -177,13 +177,14 @@ TEST_F(RotarySwigluGpu, SwigluMatchesCpuBitwise) {
       const auto n = static_cast<size_t>(shape[shape.ndim() - 1]);
       const auto known = [&](double v) { return test::Near{v, 0, test::machine_epsilon(wide)}; };
       const auto silu = [&](size_t row, size_t j) { return test::near_op<Silu>(in[2 * row * n + j], wide); };
-      test::expect_near(swiglu(there), swiglu(x), wide,
+      test::expect_near(gated_activation(there), gated_activation(x), wide,
                         [&](size_t i) { return silu(i / n, i % n).f * known(in[(2 * (i / n) + 1) * n + i % n]); });
-      test::expect_near(swiglu_backward(dy.to(arena), there), swiglu_backward(dy, x), wide, [&](size_t i) {
-        const size_t row = i / (2 * n), j = i % (2 * n);
-        if (j >= n) return known(up[row * n + j - n]) * silu(row, j - n).f;
-        return known(up[row * n + j]) * known(in[(2 * row + 1) * n + j]) * silu(row, j).df;
-      });
+      test::expect_near(gated_activation_backward(dy.to(arena), there), gated_activation_backward(dy, x), wide,
+                        [&](size_t i) {
+                          const size_t row = i / (2 * n), j = i % (2 * n);
+                          if (j >= n) return known(up[row * n + j - n]) * silu(row, j - n).f;
+                          return known(up[row * n + j]) * known(in[(2 * row + 1) * n + j]) * silu(row, j).df;
+                        });
     }
 }
 

@@ -330,7 +330,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
         const double unit = dtype == DType::bfloat16 ? kRounding : 1e-6;
         const Tensor x = normal(1, {2, rows, in}, dtype, arena), up = normal(2, {out, in}, dtype, arena),
                      b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
-        const BiasGelu forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
+        const Activated forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
         EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
         expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the sum before adding the bias
         expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
@@ -382,7 +382,7 @@ TEST_F(LinearGeluGpu, ResultsAreBitwiseIndependentOfStridesAndAddresses) {
                  b = normal(3, {out}, x.dtype(), arena), dy = normal(4, {rows, out}, x.dtype(), arena),
                  h = normal(5, {rows, in}, x.dtype(), arena);
     const auto all = [&](const auto& lay) {
-      const BiasGelu forward = linear_gelu(lay(x), lay(w), lay(b));
+      const Activated forward = linear_gelu(lay(x), lay(w), lay(b));
       Tensor dw = lay(w.to(DType::float32)), product = lay(dw.make(dy.shape()));
       const Tensor sums = linear_weight_grad_and_sums(dw, lay(dy), lay(x)),
                    dh = linear_input_grad_gelu(lay(dy), lay(w), lay(h), nullptr);

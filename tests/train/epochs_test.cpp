@@ -1,5 +1,5 @@
-// Rows read by ranks: every window once per epoch under any layout; the rows of workers with local updates; and all of
-// a split for validation.
+// Rows read by ranks: every window once per epoch under any layout; the rows of asynchronous workers; and all rows of a
+// split for validation.
 
 #include <algorithm>
 #include <array>
@@ -104,11 +104,11 @@ TEST_F(EpochsTest, ShuffleSingleFileOnlyOnRequest) {
   EXPECT_NE(firsts(make_sequences(data, kContext, 5, 3), 5, 0, 10), seen);
 }
 
-// A data set in a mixture has its own epochs, independent of the others.
+// Each dataset of a mixture has separate epochs.
 TEST_F(EpochsTest, MixtureSourcesHaveSeparateEpochs) {
   const Dataset data = mixture();
   const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
-  const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
+  const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 by source
   std::multiset<int32_t> expected;                                      // the windows of complete epochs
   int64_t begun = 0;
   for (size_t k = 0; k < 3; ++k) {
@@ -176,7 +176,7 @@ void expect_near(const Values& found, const Values& expected, const std::string&
   }
 }
 
-// Each of a worker's rows separately on one rank with the initial weights.
+// Losses and gradients of each of a worker's rows, computed separately on one rank with the initial weights.
 Values rows_alone(const TrainConfig& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
   const auto model = full_model(job, kVocab);
@@ -209,7 +209,7 @@ Values one_rank(TrainConfig job, int64_t step) {
   return out;
 }
 
-// By worker and clock.
+// Losses and gradients by worker and clock.
 std::vector<std::vector<Values>> worker_values(const TrainConfig& job) {
   std::vector<std::vector<Values>> out(static_cast<size_t>(job.plan.dp));
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -248,7 +248,7 @@ TEST_F(AsyncWorkers, ComputeTheirRowsOfEachStep) {
     }
 }
 
-// A run in its natural order, recording its loads: each row of each step once, by the worker that owns it.
+// A run in its natural order loads each row of each step once, on the worker that owns it.
 TEST_F(AsyncWorkers, LoadEachRowOnce) {
   const TrainConfig job = make_job(3, 2);
   std::mutex one_at_a_time;
@@ -311,7 +311,7 @@ class ValidationTest : public testing::Test {
     return job;
   }
 
-  // On one rank without dropout, independent of plans.
+  // The splits' losses on one rank without dropout, independent of plans.
   static std::vector<double> expected(const TrainConfig& job) {
     ModelConfig config = job.model;
     config.dropout = 0;
@@ -327,7 +327,7 @@ class ValidationTest : public testing::Test {
     return out;
   }
 
-  // On each rank, for each split.
+  // The splits' losses under the job's plan, by rank.
   std::vector<std::vector<double>> found(const TrainConfig& job) const {
     const Values values = drawn_values(*full_model(job, kVocab));
     std::vector<std::vector<double>> out(static_cast<size_t>(job.plan.ranks()));

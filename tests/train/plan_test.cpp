@@ -139,7 +139,7 @@ TEST(Configuration, CheckNamesInvalidFieldAndNearestValidValue) {
   expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "nearest valid value: `tp` 1 or 7");
 }
 
-// A program without options.
+// A program that uses the library without command-line options.
 TEST(Configuration, LossesAreIdenticalUnderDataParallelPlans) {
   const auto losses = [](const Plan& plan) {
     const TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
@@ -220,7 +220,7 @@ TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
   EXPECT_EQ(expert_load(job).rows, one.rows);
   job.model.recompute = Recompute::none;
   job.plan = {.dp = 2, .tp = 2, .ep = 2, .sp = true, .threads_per_rank = 1, .timeout = 20};
-  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 no logits here are close enough to be rerouted
+  EXPECT_EQ(expert_load(job).rows, one.rows);  // no two fp32 logits are close enough to reroute a token
   job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .threads_per_rank = 1, .timeout = 20};
   job.model.experts.capacity = 0.5;
   const ExpertLoad dropped = expert_load(job);

@@ -1,5 +1,5 @@
-// Predicted memory of ranks, compared with that of running ranks, also for sizes beyond any machine; available memory
-// read from directories that emulate the kernel's; and rejected jobs.
+// Predicted memory of ranks, compared with that of running ranks, also for sizes that exceed any machine; available
+// memory read from directories that emulate the kernel's; and rejected jobs.
 
 #include <chrono>
 #include <cstdint>
@@ -109,7 +109,7 @@ TEST(RankMemory, CoversLargestTensorShard) {
   EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
 }
 
-// The last rank of a ring attends with all its queries at every hop, the first with half of them after hop 0. A CPU
+// In a ring, the last rank uses all its queries at every hop, the first rank half of them after hop 0. A CPU
 // with only AVX2 packs less in bf16, where both then have the same peak.
 TEST(RankMemory, CoversContextRankWithHighestPeak) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
@@ -132,7 +132,7 @@ TEST(RankMemory, MatchesManualCount) {
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
   EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
   EXPECT_EQ(one.communication, 0);
-  // An activation of 24 sequences; a layer saves sixteen, and the head's logits are added.
+  // One activation covers 24 sequences; each layer saves sixteen activations, and the head adds its logits.
   const int64_t activation = 24 * 64 * 64 * 4, logits = 24 * 64 * 200 * 4;
   EXPECT_GT(one.activations, 4 * 16 * activation + logits);
   EXPECT_LT(one.activations, 4 * 16 * activation + logits + 16 * activation);
@@ -230,7 +230,7 @@ TEST_F(MemoryLimits, IncludeAncestorCgroups) {
   EXPECT_EQ(limit().bytes, 0);
 }
 
-// In a container the path is one of the host's, and the group is the top.
+// In a container the cgroup path is the host's, and the mounted hierarchy begins at the container's own cgroup.
 TEST_F(MemoryLimits, IncludeContainerCgroup) {
   write("proc/self/cgroup", "0::/docker/abc\n");
   write("cgroup/memory.max", "2000000\n");
@@ -270,7 +270,7 @@ TEST_F(MemoryLimits, BoundFileSizesByMemoryForParsing) {
   write("cgroup/job/memory.max", "300000000\n");
   EXPECT_EQ(message(400'000'000, 16), bound + path("cgroup/job/memory.max").string() + " leaves");
   write("cgroup/job/memory.max", "1000\n");
-  EXPECT_EQ(message(1 << 20, 16), "nothing was thrown");  // always there
+  EXPECT_EQ(message(1 << 20, 16), "nothing was thrown");  // 1 MB is always available
   EXPECT_NE(message((1 << 20) + 1, 1), "nothing was thrown");
 }
 

@@ -1,4 +1,4 @@
-// What a run begins with: loaded weights, or the state of a run under another plan, in every layout, dtype and
+// The initial state of a run: loaded weights, or the state of a run under another plan, in every layout, dtype and
 // optimizer. The loss before the first step and of its batch is the source's, and steps with a learning rate of 0
 // change nothing, so master weights, the synchronized copy of DiLoCo and servers' shards have been loaded too.
 
@@ -14,6 +14,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/examples.h"
@@ -58,7 +59,7 @@ TrainConfig source_job(const TrainConfig& job) {
 
 using Weights = std::map<std::string, std::vector<float>>;
 
-// Weights far from all initial ones, by name, so that a run that ignores them has another loss.
+// Weights by name, far from all initial ones, so that a run that ignores them has a different loss.
 Weights source_weights(const TrainConfig& job) {
   Weights out;
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
@@ -188,7 +189,7 @@ void for_each_start(const std::string& what, Refusals& refused, const std::funct
 TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   Refusals refused;
   for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
-    for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
+    for (const std::string_view optimizer : kOptimizerNames)
       for_each_start(
           fmt::format("{} {}/{}", optimizer, to_string(precision.dtype), to_string(precision.state)), refused,
           [&](const Plan& plan) {
@@ -208,7 +209,7 @@ TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   EXPECT_EQ(refused, expected);
 }
 
-// Adapters loaded with their base, and new ones that start as their base.
+// Adapters loaded with their base, and new adapters, with which the model initially equals its base.
 TEST_F(RunStart, AdaptersStartFromBaseModel) {
   Refusals refused;
   for (const bool loaded : {true, false})

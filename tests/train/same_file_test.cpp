@@ -34,7 +34,7 @@ File run(const TrainConfig& job, int64_t to, const File* start = nullptr, int64_
   return end;
 }
 
-// After all steps of the job under a plan.
+// The file after all steps of the job under a plan.
 File train_to_file(TrainConfig job, Plan plan) {
   plan.threads_per_rank = 1;
   job.plan = plan;
@@ -76,8 +76,8 @@ TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   }
 }
 
-// With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
-// after each micro-batch.
+// With several ranks and several micro-batches per rank, there are two possible files: some plans reduce over ranks
+// once, others after each micro-batch.
 TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
@@ -97,7 +97,7 @@ TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   }
 }
 
-// A pipeline sums the two uses of a tied weight in another order than one rank, which requires an option.
+// A pipeline and one rank sum the gradients of a tied weight's two uses in different orders unless `tie_copies` is set.
 TEST(CheckpointBytes, MatchForTiedWeightsOnlyWithTieCopies) {
   const TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                         .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
@@ -266,7 +266,7 @@ void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTenso
   }
 }
 
-// All state outside of the model, on rank 0: with local updates of each replica, including its values.
+// All state except the model, on rank 0; with local updates, each replica's state and values.
 std::vector<NamedTensor> full_states(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().local_updates;
   std::vector<NamedTensor> out = whole_state(trainer);

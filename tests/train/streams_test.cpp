@@ -201,7 +201,7 @@ TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
     for (const int64_t epoch : {0, 1}) {
       const std::string name = fmt::format("{} epoch {}", seed, epoch);
       const Values one = firsts(of(windows(0), true), epoch * kRows);
-      EXPECT_EQ(firsts(both, epoch * 2 * kRows, 2), one) << name;  // the first source has the same order as alone
+      EXPECT_EQ(firsts(both, epoch * 2 * kRows, 2), one) << name;  // same order as without a mixture
       all.add(name, one, kTokens / 2);
       all.add(name + " of source 2", firsts(both, epoch * 2 * kRows + 1, 2), kTokens + kTokens / 2);
       all.add(name + " of examples", firsts(of(rows, false), epoch * rows.train_examples->count()), 'a');

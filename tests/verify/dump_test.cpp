@@ -74,7 +74,7 @@ TrainConfig alone(TrainConfig job) {
   return job;
 }
 
-void expect_dump_of_one_rank(const TrainOptions& o) {
+void expect_dump_of_one_rank(const TypedOptions& o) {
   const TrainConfig job = verifiable(resolve(o));
   const test::Exchange one, all;
   const std::string file = fmt::format("dump_{}.safetensors", o.run.dump);
@@ -90,8 +90,8 @@ void expect_dump_of_one_rank(const TrainOptions& o) {
 using namespace test;
 
 // At most 12 ranks; with an optimizer that does not amplify rounding.
-TrainOptions draw_dumped(Draw& d) {
-  TrainOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
+TypedOptions draw_dumped(Draw& d) {
+  TypedOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
   do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
   while (o.plan.ranks() > 12);
   draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
@@ -131,7 +131,7 @@ TEST(Dump, EachKindOfPlanMatchesOneRank) {
     expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + words));
 }
 
-// In fp32, which shows other summation orders. Also before and after the dumped step.
+// Compares the dumped step and the steps around it, in fp32, where a different summation order would be visible.
 TEST(Dump, DoesNotAffectTraining) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
@@ -160,7 +160,7 @@ TEST(Dump, AbortedDumpLeavesNoFile) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-// Hooks are missing on one rank: the file would have zeros there.
+// Hooks are missing on one rank, so the file would contain zeros in place of its values.
 TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=1")));

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/async/server.h"
 #include "train/batches.h"
 #include "train/checkpoint/state.h"
@@ -20,7 +20,7 @@ namespace tessera {
 class AsyncTrainer {
  public:
   // Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if some targets are not
-  // trained: a single worker's update has no batch to average over.
+  // trained: a single worker's update has no global batch to average over.
   AsyncTrainer(const TrainConfig& job, Sequences sequences, Communicator& world);
 
   AsyncServer& server() { return server_; }

@@ -46,7 +46,7 @@ std::vector<FlatUnit> model_units(const DataStrategy& strategy);
 // a 4-bit matrix are in every slice.
 std::vector<TensorSlice> own_values(Trainer& trainer);
 std::vector<TensorSlice> own_state(Trainer& trainer);
-// Includes replicas.
+// This rank's slices, including replicas.
 std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 
 // Full tensors by parameter name. Collective; empty except on rank 0. `copy` selects the replica if the data axis has

@@ -142,9 +142,7 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
 }
 
 void forget_outer_step(VerifyHooks& hooks, const TrainConfig& job) {
-  const Plan& p = job.plan;  // of several fragments, the second is synchronized first
-  const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
-  hooks.update = [first = std::min(first, job.optim.steps)](Trainer& t, const StepReport& r) {
+  hooks.update = [first = sync_steps(job.plan, job.optim.steps).first()](Trainer& t, const StepReport& r) {
     if (t.steps_done() + 1 != first) return t.update(r);
     t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
     t.strategy().set_steps_done(first);
@@ -242,7 +240,7 @@ std::vector<InjectedFault> defects_of_groups() {
       {"silent-owner", "owners of matrices do not send their orthogonalized updates", "silent-owner", kEverywhere,
        wants(kDataRanks, kDdp, kDirect,
              Requirement{"optimizer", "muon",
-                         [](const TrainConfig& j) { return j.optim.optimizer == OptimizerKind::muon; }},
+                         [](const TrainConfig& j) { return find_row(j.optim.optimizer).updates_matrices; }},
              kNoShards, kNoAdapters),
        injects([](const TrainConfig& j) {
          return silent({data_axis(j), "edp"}, Op::broadcast);

@@ -46,9 +46,9 @@ DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.l
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
 
-// R for I: the input gradient is not reduced.
+// R in place of I: the input gradient is not reduced.
 void unsum_input(Trainer& t) { last_attention(t).qkv.hooks.input = column_input(t.mesh()["tp"], R); }
-// P for I: the output is not reduced.
+// P in place of I: the output is not reduced.
 void unsum_output(Trainer& t) {
   last_attention(t).proj.hooks.matmul = [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     return linear(x, w, b, packs);
@@ -97,11 +97,12 @@ const std::vector<Requirement> kExperts =
           Requirement{"experts_per_token", "2", [](const TrainConfig& j) { return j.model.experts.per_token == 2; }});
 
 // Each ep rank has at least two of at least four experts.
-const std::vector<Requirement> kExpertRanks = wants(
-    kExperts, Requirement{"dp", "2", [](const TrainConfig& j) { return j.plan.dp % 2 == 0; }},
-    Requirement{"ep", "2", [](const TrainConfig& j) { return j.plan.ep == 2; }},
-    Requirement{"experts", "4", [](const TrainConfig& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
-    Requirement{"all_reduce", "direct", [](const TrainConfig& j) { return j.plan.all_reduce != Algorithm::ring; }});
+const std::vector<Requirement> kExpertRanks =
+    wants(kExperts, Requirement{"dp", "2", [](const TrainConfig& j) { return j.plan.dp % 2 == 0; }},
+          Requirement{"ep", "2", [](const TrainConfig& j) { return j.plan.ep == 2; }},
+          Requirement{"experts", "4", [](const TrainConfig& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
+          Requirement{"all_reduce", "direct",
+                      [](const TrainConfig& j) { return find_row(j.plan.all_reduce).adds_uniformly(); }});
 
 // Swaps the first token's logits of the best and the worst expert.
 Tensor with_a_lost_token(const Tensor& logits) {

@@ -49,7 +49,6 @@ std::vector<Requirement> wants(const Some&... some) {
   return out;
 }
 
-// Appends f to a hook.
 template <class... Args, class F>
 void then(std::function<void(Args...)>& hook, F f) {
   hook = [before = std::move(hook), f = std::move(f)](Args... args) {
@@ -61,7 +60,6 @@ void then(std::function<void(Args...)>& hook, F f) {
 inline int last_rank(const TrainConfig& job) { return static_cast<int>(job.plan.ranks()) - 1; }
 inline bool is_last(Trainer& t) { return t.world().rank() + 1 == t.world().size(); }
 
-// Wraps the transport of every rank in a T.
 template <class T, class... Args>
 void around_every_rank(VerifyHooks& hooks, const Args&... args) {
   then(hooks.launching, [args...](LaunchOptions& how) {

@@ -57,7 +57,7 @@ void keep_passes(LanguageModel& model) {
 
 Routing read_routing(Trainer& trainer) {
   Routing out(trainer.full_model(), trainer.job().optim.batch);
-  const bool first = trainer.mesh().coordinate("tp") == 0;  // all tp ranks route alike
+  const bool first = trainer.mesh().coordinate("tp") == 0;  // all tp ranks route identically
   size_t layer = 0;
   for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
     const std::vector<MixtureOfExperts::Pass> passes = mixture->take_load().passes;

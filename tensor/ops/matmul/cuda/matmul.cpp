@@ -161,7 +161,7 @@ bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor
   fused.bias = bias_data(bias, copies);
   fused.epilogue = Epilogue::gelu;
   fused.aux = separate.out;
-  const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
+  const auto pass = [&] { bias_activation({h, y}, h, bias.defined() ? &bias : nullptr, Activation::gelu); };
   return log.count(run_if_faster(*y.arena(), {fused, [] {}}, {separate, pass}));
 }
 
@@ -177,7 +177,7 @@ bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, co
   const auto sums = [&] {  // upper bound on their cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
-  const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, GeluForm::tanh); };
+  const auto pass = [&] { bias_activation_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, Activation::gelu); };
   return log.count(run_if_faster(*dh.arena(), {fused, sums}, {separate, pass}));
 }
 
