@@ -24,6 +24,7 @@
 #include "data/mixture.h"
 #include "data/text.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 
 namespace tessera {
 

@@ -21,6 +21,7 @@
 #include "base/json.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 
 namespace tessera {
 namespace {

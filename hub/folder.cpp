@@ -24,6 +24,7 @@
 
 #include "base/bad_input.h"
 #include "base/json.h"
+#include "models/families.h"
 
 namespace tessera {
 namespace fs = std::filesystem;

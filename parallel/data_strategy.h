@@ -24,6 +24,7 @@
 
 #include "nn/module.h"
 #include "parallel/data_layout.h"
+#include "parallel/outer_step.h"
 
 namespace tessera {
 
@@ -75,7 +76,7 @@ struct AsyncServerOptions {  // of AsyncServer, which is not a DataStrategy
 struct DilocoOptions {
   SyncSteps sync = {};
   std::vector<int64_t> fragments = {};  // of each unit of Module::layout(); empty: one
-  double outer_lr = 0.7, outer_momentum = 0.9;
+  OuterOptions outer = {};
   // If DataOptions::copies > 1: ranks with the same sequences, and ranks with the same index in such a group.
   Communicator *context = nullptr, *replicas = nullptr;
 };

@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "base/error.h"
+#include "models/families.h"
 #include "models/layout.h"
 #include "planner/pipeline.h"
 #include "train/config.h"

@@ -127,8 +127,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
   if (p.dp_mode == DataMode::dataparallel) return DataParallelOptions{};
   if (p.dp_mode == DataMode::ps_sync) return ParameterServerOptions{servers};
   if (p.dp_mode == DataMode::ps_async) return AsyncServerOptions{servers};
-  if (p.dp_mode == DataMode::diloco)
-    return DilocoOptions{.sync = sync_steps(p, steps), .outer_lr = p.outer_lr, .outer_momentum = p.outer_momentum};
+  if (p.dp_mode == DataMode::diloco) return diloco_options(p, steps);
   if (p.zero != ZeroStage::none)
     return ZeroOptions{.stage = static_cast<int>(p.zero), .shard_ranks = static_cast<int>(p.shard_ranks)};
   return DdpOptions{.bucket_bytes = static_cast<int64_t>(p.bucket_mb * kMegabyte)};

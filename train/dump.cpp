@@ -13,6 +13,7 @@
 
 #include "autograd/fusion.h"
 #include "base/error.h"
+#include "models/families.h"
 
 namespace tessera {
 

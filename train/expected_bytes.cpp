@@ -530,7 +530,7 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
       else if (p.dp_mode == DataMode::ps_sync)
         add_server(out, s, p.servers, sizes);
       else if (p.dp_mode == DataMode::diloco)
-        add_alone(out, s, sizes, steps, sync_steps(job.plan, job.optim.steps));
+        add_alone(out, s, sizes, steps, diloco_options(job.plan, job.optim.steps).sync);
       else
         add_data(out, s, p, sizes);
       for (const int64_t ep : std::set<int64_t>{1, p.ep}) add_owners(out, s, stage, sizes, ep);

@@ -166,8 +166,9 @@ int64_t shard_group_size(const Plan& p) {
   return p.shard_ranks > 0 ? p.shard_ranks : p.dp * p.cp;
 }
 
-SyncSteps sync_steps(const Plan& p, int64_t last) {
-  return {.every = p.sync_every, .fragments = p.sync_fragments, .last = last};
+DilocoOptions diloco_options(const Plan& p, int64_t last_step) {
+  return {.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = last_step},
+          .outer = {.lr = p.outer_lr, .momentum = p.outer_momentum}};
 }
 
 Schedule make_schedule(const Plan& p) {

@@ -120,8 +120,7 @@ bool uses_nccl(const Plan& plan);
 bool splits_sums(const Plan& plan);
 // Data ranks of a ZeRO group; 1 without ZeRO.
 int64_t shard_group_size(const Plan& plan);
-// DiLoCo's synchronization rule; `last`: the last step of the run.
-SyncSteps sync_steps(const Plan& plan, int64_t last);
+DilocoOptions diloco_options(const Plan& plan, int64_t last_step);
 // The schedule before lowering. Throws FieldError, and InputError for an invalid file.
 Schedule make_schedule(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);

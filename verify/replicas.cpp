@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 template <class T>
-struct OuterStep {
+struct ReplicaStep {
   T share, momentum, rate;
   // `sum`: differences summed over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
@@ -127,7 +127,7 @@ void Replicas::outer_step(const std::vector<const Together*>& together) {
   for (const Together* t : together) {
     with_floating(t->common.dtype(), "replicas", [&](auto zero) {
       using T = decltype(zero);
-      const OuterStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
+      const ReplicaStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
                               static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
       T* const momentum = t->momentum.defined() ? t->momentum.data<T>() : nullptr;
       for (int64_t i = 0; i < t->common.numel(); ++i)

@@ -25,6 +25,7 @@
 #include "hub/llmc.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/quantize/layers.h"
 #include "verify/verify.h"

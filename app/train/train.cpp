@@ -15,6 +15,7 @@
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
+#include "models/families.h"
 #include "train/dump.h"
 
 namespace tessera {

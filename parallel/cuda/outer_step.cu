@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "optim/rules.h"
-#include "parallel/cuda/outer_step.h"
+#include "parallel/outer_step.h"
 #include "tensor/cuda/loops.cuh"
 
 namespace tessera::cuda {

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "models/families.h"
 #include "tests/hub/support.h"
 #include "tests/support/texts.h"
 

@@ -249,7 +249,7 @@ std::vector<WrongCall> wrong_calls() {
   wrong_options("strategy: fragment of a unit", "fragments",
                 [](Draw& d) { return DataOptions{.strategy = DilocoOptions{.fragments = {d.between(1, 9)}}}; });
   wrong_options("strategy: outer_lr", "outer",
-                [](Draw&) { return DataOptions{.strategy = DilocoOptions{.outer_lr = kNan}}; });
+                [](Draw&) { return DataOptions{.strategy = DilocoOptions{.outer = {.lr = kNan}}}; });
   wrong_options("strategy: dtype", "dtype", [](Draw& d) {
     return DataOptions{.dtype = d.of({DType::int32, DType::uint8})};
   });

@@ -142,7 +142,7 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
 }
 
 void forget_outer_step(VerifyHooks& hooks, const TrainConfig& job) {
-  hooks.update = [first = sync_steps(job.plan, job.optim.steps).first()](Trainer& t, const StepReport& r) {
+  hooks.update = [first = diloco_options(job.plan, job.optim.steps).sync.first()](Trainer& t, const StepReport& r) {
     if (t.steps_done() + 1 != first) return t.update(r);
     t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
     t.strategy().set_steps_done(first);
