@@ -56,7 +56,7 @@ bool is_plan_property(const Setting& s) {
 
 // Reads app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
-  const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
+  const auto found = std::ranges::find(help::help_files(), command, &EmbeddedFile::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 

@@ -319,7 +319,7 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  for (const std::string& note : notes) say(with_options(note));
 }
 
 ModelConfig first_config(const TrainConfig& o) {
