@@ -78,23 +78,21 @@ Settings field_descriptors(ModelShape& m) {
 Settings field_descriptors(Layout& l) {
   const Settings plan = field_descriptors(l.plan);
   const Bounds sizes{1, 1e6};
-  const auto with_range = [&](const char* name, Bounds range) {
-    Setting s = plan.at(name);
-    s.field.range = range;
-    return s;
+  Settings s;
+  const auto add = [&](const char* name, Bounds range) {
+    Setting one = plan.at(name);
+    one.field.range = range;
+    s.add(one);
   };
-  return {with_range("dp", sizes),
-          with_range("tp", sizes),
-          with_range("pp", sizes),
-          with_range("cp", sizes),
-          {"ep", &l.ep, {}, {.range = sizes}},
-          plan.at("sp"),
-          plan.at("zero"),
-          {"sequences", &l.sequences, {}, {.range = sizes}},
-          with_range("microbatches", sizes),
-          plan.at("schedule"),
-          with_range("chunks", {0, 1e5}),
-          plan.at("recompute")};
+  for (const char* axis : {"dp", "tp", "pp", "cp"}) add(axis, sizes);
+  s.add({"ep", &l.ep, {}, {.range = sizes}});
+  s.add(plan.at("sp")), s.add(plan.at("zero"));
+  s.add({"sequences", &l.sequences, {}, {.range = sizes}});
+  add("microbatches", sizes);
+  s.add(plan.at("schedule"));
+  add("chunks", {0, 1e5});
+  s.add(plan.at("recompute"));
+  return s;
 }
 
 Settings field_descriptors(Hardware& h) {
