@@ -234,7 +234,7 @@ CommandLine::CommandLine() {
   lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
   c = command(app_, "describe", "Print every option of every command, for programs that build command lines");
-  add(c, {{"format", &describe_format_, "output format", {.choices = "json"}}});
+  add(c, {{"format", &describe_format_, "output format", Field{.choices = "json"}}});
 }
 
 // {"version": .., "commands": [{"command": "train", "help": .., "options": [..]}, ..]}

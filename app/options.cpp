@@ -26,36 +26,27 @@ Settings field_descriptors(TypedOptions& options) { return field_descriptors(opt
 
 Settings field_descriptors(TrainConfig& config, TrainOptions& o) {
   Settings s = field_descriptors(config);
-  s.add("Place", {{"rank",
-                   &o.rank,
-                   "rank of this process with `rendezvous`, from 0 to `ranks` - 1",
-                   {.range = {0, 1023}, .in_file = false}}});
-  s.add("Files", {{"config",
-                   &o.config,
-                   "configuration file with KEY = VALUE lines; command-line options override it",
-                   {.in_file = false}}});
-  s.add("Restarts", {{"restarts",
-                      &o.restarts,
+  s.add("Place", {{"rank", &o.rank, "rank of this process with `rendezvous`, from 0 to `ranks` - 1",
+                   Field{.range = {0, 1023}, .in_file = false}}});
+  s.add("Files", {{"config", &o.config, "configuration file with KEY = VALUE lines; command-line options override it",
+                   Field{.in_file = false}}});
+  s.add("Restarts", {{"restarts", &o.restarts,
                       "maximum number of automatic restarts of a failed run, each from its newest checkpoint",
-                      {.range = {0, 1e6}, .in_file = false}},
-                     {"launch",
-                      &o.launch,
+                      Field{.range = {0, 1e6}, .in_file = false}},
+                     {"launch", &o.launch,
                       "launcher command that starts the ranks, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\" "
                       "[none: ranks are threads]",
-                      {.in_file = false}},
-                     {"hostfile",
-                      &o.hostfile,
+                      Field{.in_file = false}},
+                     {"hostfile", &o.hostfile,
                       "host file in mpirun's format, read before each start; with fewer slots than ranks, the run "
                       "continues with fewer data ranks and more micro-batches per rank",
-                      {.in_file = false}}});
+                      Field{.in_file = false}}});
   s.add("Output",
-        {{"format", &o.format, kFormat, {.choices = "text|json", .in_file = false}},
-         {"quiet", &o.quiet, "print neither progress nor the final text sample", {.in_file = false}},
-         {"trace", &o.trace, "write a timeline to the run directory for `tessera report`", {.in_file = false}},
-         {"trace_steps",
-          &o.trace_steps,
-          "number of steps at the end of the run that `trace` records",
-          {.range = {1, 1e6}, .in_file = false}}});
+        {{"format", &o.format, kFormat, Field{.choices = "text|json", .in_file = false}},
+         {"quiet", &o.quiet, "print neither progress nor the final text sample", Field{.in_file = false}},
+         {"trace", &o.trace, "write a timeline to the run directory for `tessera report`", Field{.in_file = false}},
+         {"trace_steps", &o.trace_steps, "number of steps at the end of the run that `trace` records",
+          Field{.range = {1, 1e6}, .in_file = false}}});
   s.move("rank", "rendezvous");
   s.move("config", "resume");
   s.move("dump", "trace_steps");
@@ -64,137 +55,113 @@ Settings field_descriptors(TrainConfig& config, TrainOptions& o) {
 
 Settings field_descriptors(VerifyOptions& o) {
   Settings s;
-  s.add("Fault injection", {{"defect",
-                             &o.defect,
+  s.add("Fault injection", {{"defect", &o.defect,
                              "inject a fault into the plan and diagnose the failed checks: the name of a fault, random "
                              "(selected by `seed`), or list, which lists all faults",
-                             {.expected = "the name of a fault, random or list"}},
+                             Field{.expected = "the name of a fault, random or list"}},
                             {"hide", &o.hide, "hide the name of the injected fault until the end"}});
-  s.add("Placements", {{"placements",
-                        &o.placements,
+  s.add("Placements", {{"placements", &o.placements,
                         "verify a block with the placements, number of ranks and sizes in this file instead of a plan",
-                        {.expected = "a file"}}});
+                        Field{.expected = "a file"}}});
   return s;
 }
 
 Settings field_descriptors(GenerateOptions& o) {
   return {
-      {"FROM", &o.from, kFrom, {.place = true}},
-      {"prompt", &o.prompts, "text to continue; may be repeated [a new line]", {.repeated = true}},
-      {"prompts", &o.prompts_file, "file with one prompt per line", {.expected = "a file"}},
+      {"FROM", &o.from, kFrom, Field{.place = true}},
+      {"prompt", &o.prompts, "text to continue; may be repeated [a new line]", Field{.repeated = true}},
+      {"prompts", &o.prompts_file, "file with one prompt per line", Field{.expected = "a file"}},
       {"chat", &o.chat,
        "treat each line of standard input (a terminal or a pipe) as the next turn of one conversation"},
       {"template", &o.chat_template,
        "chat template of the prompt; auto: the model's own, the default with `chat` or `system`"},
       {"system", &o.system, "system message at the start of the conversation"},
-      {"tokens", &o.tokens, "maximum number of tokens to generate", {.range = {1, 1e9}}},
-      {"temperature",
-       &o.temperature,
+      {"tokens", &o.tokens, "maximum number of tokens to generate", Field{.range = {1, 1e9}}},
+      {"temperature", &o.temperature,
        "sampling temperature: 0 selects the most likely token, 1 samples from the model's distribution",
-       {.range = {0, 100}}},
-      {"top_k", &o.top_k, "sample from the k most likely tokens; 0: from all", {.range = {0, 1e9}}},
-      {"top_p",
-       &o.top_p,
+       Field{.range = {0, 100}}},
+      {"top_k", &o.top_k, "sample from the k most likely tokens; 0: from all", Field{.range = {0, 1e9}}},
+      {"top_p", &o.top_p,
        "nucleus sampling: sample from the smallest set of most likely tokens with this total probability",
-       {.range = {1e-9, 1}}},
-      {"min_p",
-       &o.min_p,
-       "sample from tokens with at least this fraction of the highest probability",
-       {.range = {0, 1}}},
-      {"repetition_penalty",
-       &o.repetition_penalty,
-       "penalty for tokens that occur in the prompt or the generated text; 1: none",
-       {.range = {0.01, 100}}},
-      {"seed", &o.seed, "seed of the sampling RNG", {.range = {0, 9e18}}},
-      {"stop", &o.stop, "stop string: ends generation and is not printed; may be repeated", {.repeated = true}},
+       Field{.range = {1e-9, 1}}},
+      {"min_p", &o.min_p, "sample from tokens with at least this fraction of the highest probability",
+       Field{.range = {0, 1}}},
+      {"repetition_penalty", &o.repetition_penalty,
+       "penalty for tokens that occur in the prompt or the generated text; 1: none", Field{.range = {0.01, 100}}},
+      {"seed", &o.seed, "seed of the sampling RNG", Field{.range = {0, 9e18}}},
+      {"stop", &o.stop, "stop string: ends generation and is not printed; may be repeated", Field{.repeated = true}},
       {"ignore_end", &o.ignore_end, "ignore EOS: continue generating after the end token"},
       {"special", &o.special, "encode the names of special tokens in a prompt as special tokens rather than as text"},
       {"no_bos", &o.no_bos, kNoBosHelp},
-      {"format", &o.format, kFormat, {.choices = "text|json"}}};
+      {"format", &o.format, kFormat, Field{.choices = "text|json"}}};
 }
 
-Settings field_descriptors(EvaluateOptions& o) { return {{"FROM", &o.from, kFrom, {.place = true}}}; }
+Settings field_descriptors(EvaluateOptions& o) { return {{"FROM", &o.from, kFrom, Field{.place = true}}}; }
 
 Settings field_descriptors(DatasetOptions& o) {
-  return {{"SOURCE",
-           &o.sources,
+  return {{"SOURCE", &o.sources,
            "austen, tinyshakespeare, a text file, documents in FILE.jsonl (both optionally .gz or .zst), or an llm.c "
            "token file; several sources or a 'pattern*' are combined into one dataset",
-           {.range = {1}, .place = true}},
-          {"tokenizer",
-           &o.tokenizer,
+           Field{.range = {1}, .place = true}},
+          {"tokenizer", &o.tokenizer,
            "char, bytes, bpe, bpe-N with at most N tokens, or a directory with tokenizer.json (or both vocab.json and "
            "merges.txt) [char]",
-           {.expected = "a tokenizer"}},
-          {"vocab", &o.vocab, "maximum vocabulary size of a new bpe tokenizer", {.range = {256, 1e9}}},
-          {"shard_tokens", &o.shard_tokens, "tokens per output file; 0: a single file", {.range = {0, 1e12}}},
+           Field{.expected = "a tokenizer"}},
+          {"vocab", &o.vocab, "maximum vocabulary size of a new bpe tokenizer", Field{.range = {256, 1e9}}},
+          {"shard_tokens", &o.shard_tokens, "tokens per output file; 0: a single file", Field{.range = {0, 1e12}}},
           {"special", &o.special, kSpecialHelp},
-          {"out",
-           &o.out,
-           "output directory [for a single source: in the cache directory, TESSERA_CACHE]",
-           {.expected = "a new directory"}}};
+          {"out", &o.out, "output directory [for a single source: in the cache directory, TESSERA_CACHE]",
+           Field{.expected = "a new directory"}}};
 }
 
 Settings field_descriptors(ReportOptions& o) {
-  return {{"RUN",
-           &o.runs,
+  return {{"RUN", &o.runs,
            "run directory of a run recorded with `trace` (of two runs, one may lack a trace); or a JSON file written "
            "by `tessera bench`, or a 'pattern*.json' of several; without a run, `figure` draws the plan given by the "
            "options below, one of which may list several values, such as 1f1b,zb-h1",
-           {.range = {0, 2}, .place = true}},
-          {"format", &o.format, "output: an HTML file, or text on standard output", {.choices = "html|text"}},
-          {"figure", &o.figure, "figure to produce instead of the full report", {.choices = report::kFigures}},
+           Field{.range = {0, 2}, .place = true}},
+          {"format", &o.format, "output: an HTML file, or text on standard output", Field{.choices = "html|text"}},
+          {"figure", &o.figure, "figure to produce instead of the full report", Field{.choices = report::kFigures}},
           {"svg", &o.svg, "write the figure as an SVG file"},
-          {"out", &o.out, "output file [a file in RUN; for a plan: standard output]", {.expected = "a file to write"}}};
+          {"out", &o.out, "output file [a file in RUN; for a plan: standard output]",
+           Field{.expected = "a file to write"}}};
 }
 
 Settings field_descriptors(BenchOptions& o) {
   return {
       {"table", &o.table, "print one aligned table per group after all benchmarks have run"},
-      {"model",
-       &o.model,
-       "model of the strategy and schedule benchmarks; no others are run",
-       {.choices = preset_names()}},
-      {"ranks",
-       &o.ranks,
+      {"model", &o.model, "model of the strategy and schedule benchmarks; no others are run",
+       Field{.choices = preset_names()}},
+      {"ranks", &o.ranks,
        "run only benchmarks with these numbers of ranks, such as 1,2 [2 and 4; for collectives also 8]",
-       {.range = {1, 64}}},
-      {"bytes",
-       &o.bytes,
+       Field{.range = {1, 64}}},
+      {"bytes", &o.bytes,
        "run only collectives of these sizes: FROM:TO:FACTOR, such as 8:128M:2, or one size; K, M, G: 1024, 1024^2, ..",
-       {.expected = "FROM:TO:FACTOR, such as 8:128M:2"}},
-      {"dtype", &o.dtype, "run only benchmarks with this dtype", {.choices = "fp32|bf16"}},
+       Field{.expected = "FROM:TO:FACTOR, such as 8:128M:2"}},
+      {"dtype", &o.dtype, "run only benchmarks with this dtype", Field{.choices = "fp32|bf16"}},
       {"device", &o.device, "device on which the benchmarks run"}};
 }
 
 Settings field_descriptors(PlanOptions& o) {
   Settings s;
   s.add("Planning",
-        {{"hardware",
-          &o.hardware,
+        {{"hardware", &o.hardware,
           "hardware of the ranks: a name such as h100 or a100-80, a TOML file, or this (this machine, measured)",
-          {.expected = "the name of a machine, this, or a file"}},
-         {"software",
-          &o.software,
-          "training software: tessera, megatron, deepspeed, fsdp, or a TOML file",
-          {.expected = "the name of a program, or a file"}},
-         {"memory", &o.memory_gb, "GB that a rank may use [all memory of the hardware]", {.range = {1e-3, 1e6}}},
-         {"ep",
-          &o.ep,
-          "expert-parallel group size; groups of `dp` x `cp` ranks shard the experts of every layer",
-          {.range = {1, 1e6}}},
-         {"top", &o.top, "number of plans to show", {.range = {1, 1000}}},
-         {"html", &o.html, "write the result to this HTML file", {.expected = "a file"}},
-         {"cases",
-          &o.cases,
-          "JSONL file of models, plans and machines; prints one prediction per line",
-          {.expected = "a file"}},
-         {"measure",
-          &o.measure,
+          Field{.expected = "the name of a machine, this, or a file"}},
+         {"software", &o.software, "training software: tessera, megatron, deepspeed, fsdp, or a TOML file",
+          Field{.expected = "the name of a program, or a file"}},
+         {"memory", &o.memory_gb, "GB that a rank may use [all memory of the hardware]", Field{.range = {1e-3, 1e6}}},
+         {"ep", &o.ep, "expert-parallel group size; groups of `dp` x `cp` ranks shard the experts of every layer",
+          Field{.range = {1, 1e6}}},
+         {"top", &o.top, "number of plans to show", Field{.range = {1, 1000}}},
+         {"html", &o.html, "write the result to this HTML file", Field{.expected = "a file"}},
+         {"cases", &o.cases, "JSONL file of models, plans and machines; prints one prediction per line",
+          Field{.expected = "a file"}},
+         {"measure", &o.measure,
           "run these plans of the ranking on this machine, such as 1,2,3, and compare predictions with measurements",
-          {.range = {1, 1000}}},
+          Field{.range = {1, 1000}}},
          {"calibrate", &o.calibrate, "measure this machine again and store the result"},
-         {"format", &o.format, kFormat, {.choices = "text|json"}}});
+         {"format", &o.format, kFormat, Field{.choices = "text|json"}}});
   return s;
 }
 
@@ -207,38 +174,35 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
               "run directory, checkpoint or Hugging Face folder", "run directory, checkpoint or Hugging Face folder"},
       out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
-  s.add({"FROM", &o.from, from.at(at), {.place = true}});
+  s.add({"FROM", &o.from, from.at(at), Field{.place = true}});
   if (way != Way::reshard && way != Way::quantize)
-    s.add({"base", &o.base, kBaseHelp, {.expected = "a Hugging Face folder or a run"}});
-  if (way != Way::inspect) s.add({"out", &o.out, out.at(at), {.expected = "a new directory"}});
+    s.add({"base", &o.base, kBaseHelp, Field{.expected = "a Hugging Face folder or a run"}});
+  if (way != Way::inspect) s.add({"out", &o.out, out.at(at), Field{.expected = "a new directory"}});
   if (way == Way::import || way == Way::write)
-    s.add({"dtype", &o.dtype, "dtype of the stored tensors (default: unchanged)", {.choices = "fp32|bf16"}});
+    s.add({"dtype", &o.dtype, "dtype of the stored tensors (default: unchanged)", Field{.choices = "fp32|bf16"}});
   if (way == Way::import)
-    s.add(
-        {"tokenizer", &o.tokenizer, "bytes, or a tokenizer directory [the model's own]", {.expected = "a tokenizer"}});
+    s.add({"tokenizer", &o.tokenizer, "bytes, or a tokenizer directory [the model's own]",
+           Field{.expected = "a tokenizer"}});
   if (way == Way::write)
     s.add({"merge", &o.merge,
            "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
   if (way != Way::quantize) return s;
-  s.add({}, {{"method", &o.method, "gptq, or rtn (round to nearest) as a baseline", {.choices = "gptq|rtn"}},
-             {"bits", &o.bits, "bits per weight", {.choices = "4"}},
-             {"group",
-              &o.group,
-              "group size: input features per scale; must divide the input size of every layer; -1: all",
-              {.range = {-1, 1e9}}},
-             {"calibrate",
-              &o.calibrate,
-              "calibration text, tokens or examples, similar to the model's inputs; required by gptq",
-              {.expected = "a text file, a token file or examples"}},
-             {"windows",
-              &o.windows,
-              "number of calibration windows, each of the model's context length, spread over the data",
-              {.range = {1, 1e9}}}});
+  s.add({},
+        {{"method", &o.method, "gptq, or rtn (round to nearest) as a baseline", Field{.choices = "gptq|rtn"}},
+         {"bits", &o.bits, "bits per weight", Field{.choices = "4"}},
+         {"group", &o.group, "group size: input features per scale; must divide the input size of every layer; -1: all",
+          Field{.range = {-1, 1e9}}},
+         {"calibrate", &o.calibrate,
+          "calibration text, tokens or examples, similar to the model's inputs; required by gptq",
+          Field{.expected = "a text file, a token file or examples"}},
+         {"windows", &o.windows,
+          "number of calibration windows, each of the model's context length, spread over the data",
+          Field{.range = {1, 1e9}}}});
   return s;
 }
 
 Settings field_descriptors(ExploreOptions& o) {
-  return {{"port", &o.port, "port on 127.0.0.1 [8421, or any free port if it is in use]", {.range = {0, 65535}}}};
+  return {{"port", &o.port, "port on 127.0.0.1 [8421, or any free port if it is in use]", Field{.range = {0, 65535}}}};
 }
 
 Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
@@ -246,16 +210,15 @@ Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
   Settings s;
   const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
   if (way != Way::list)
-    s.add({"N", &o.exercise, "number or name of an exercise or puzzle, such as p1", {.range = places, .place = true}});
-  if (way == Way::start) s.add({"DIR", &o.folder, "directory to create", {.place = true}});
+    s.add({"N", &o.exercise, "number or name of an exercise or puzzle, such as p1",
+           Field{.range = places, .place = true}});
+  if (way == Way::start) s.add({"DIR", &o.folder, "directory to create", Field{.place = true}});
   if (way != Way::check) return s;
-  s.add({},
-        {{"DIR",
-          &o.folder,
-          "directory created by `lab start`, or the file of a puzzle",
-          {.range = places, .place = true}},
-         {"all", &o.all, "grade a class: a directory with one subdirectory per learner", {.expected = "a directory"}},
-         {"format", &o.format, kFormat, {.choices = "text|json"}}});
+  s.add({}, {{"DIR", &o.folder, "directory created by `lab start`, or the file of a puzzle",
+              Field{.range = places, .place = true}},
+             {"all", &o.all, "grade a class: a directory with one subdirectory per learner",
+              Field{.expected = "a directory"}},
+             {"format", &o.format, kFormat, Field{.choices = "text|json"}}});
   return s;
 }
 

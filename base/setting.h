@@ -2,8 +2,8 @@
 // its help, configuration files, JSON, run identities and validation, so a descriptor names the field, not an option.
 //
 //   Settings field_descriptors(Tune& t) {
-//     return {{"voices", &t.voices, "number of voices", {.range = {1, 64}}},
-//             {"key_mode", &t.key_mode, "how they agree", {.goes_with = "voices"}}};  // an enum has its own names
+//     return {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}}},
+//             {"key_mode", &t.key_mode, "how they agree", Field{.goes_with = "voices"}}};  // an enum has its own names
 //   }
 //   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected a whole number in ...
 #pragma once

@@ -63,23 +63,17 @@ void add_experts(Settings& s, ExpertConfig& e) {
 }
 
 void add_adapters(Settings& s, LoraConfig& l) {
-  s.add("Fine-tuning", {{"lora_rank",
-                         &l.rank,
-                         "train LoRA adapters of this rank on the frozen model of `init`; 0: train the full model",
-                         {.range = {0, 1e6}, .same = IdentityRole::unless_default}},
-                        {"lora_alpha",
-                         &l.alpha,
-                         "LoRA alpha; adapters are scaled by alpha / rank [`lora_rank`]",
-                         {.range = {0, 1e6}, .open = true}},
-                        {"lora_dropout",
-                         &l.dropout,
-                         "dropout probability of adapter inputs",
-                         {.range = {0, 1, true}, .same = IdentityRole::unless_default}},
-                        {"lora_rslora", &l.rank_stabilised, "scale adapters by alpha / sqrt(rank) (rsLoRA)"},
-                        {"lora_targets",
-                         &l.targets,
-                         "comma-separated layers with adapters, or all [q_proj,v_proj; gpt2: c_attn]",
-                         {.open = true, .same = IdentityRole::unless_default}}});
+  s.add(
+      "Fine-tuning",
+      {{"lora_rank", &l.rank, "train LoRA adapters of this rank on the frozen model of `init`; 0: train the full model",
+        Field{.range = {0, 1e6}, .same = IdentityRole::unless_default}},
+       {"lora_alpha", &l.alpha, "LoRA alpha; adapters are scaled by alpha / rank [`lora_rank`]",
+        Field{.range = {0, 1e6}, .open = true}},
+       {"lora_dropout", &l.dropout, "dropout probability of adapter inputs",
+        Field{.range = {0, 1, true}, .same = IdentityRole::unless_default}},
+       {"lora_rslora", &l.rank_stabilised, "scale adapters by alpha / sqrt(rank) (rsLoRA)"},
+       {"lora_targets", &l.targets, "comma-separated layers with adapters, or all [q_proj,v_proj; gpt2: c_attn]",
+        Field{.open = true, .same = IdentityRole::unless_default}}});
 }
 
 }  // namespace
@@ -106,19 +100,13 @@ Settings field_descriptors(ModelConfig& c) {
        {"head_dim", &c.head_dim, "channels of one head [`channels` / `heads`]", size({1, 1e6})},
        {"channels", &c.channels, "model width (hidden size)", size({1, 1e6}, {}, IdentityRole::yes)},
        {"ffn", &c.ffn, "hidden channels of a feed-forward layer or an expert [4 x `channels`]", size({1, 1e7})},
-       {"context",
-        &c.context,
-        "context length in tokens",
-        {.range = {1, 1e9}, .open = true, .same = IdentityRole::yes}},
-       {"positions",
-        &c.positions,
-        "number of position embeddings (gpt2 family) [`context`]",
-        {.range = {1, 1e9}, .goes_with = "family gpt2", .open = true, .same = IdentityRole::unless_default}},
+       {"context", &c.context, "context length in tokens",
+        Field{.range = {1, 1e9}, .open = true, .same = IdentityRole::yes}},
+       {"positions", &c.positions, "number of position embeddings (gpt2 family) [`context`]",
+        Field{.range = {1, 1e9}, .goes_with = "family gpt2", .open = true, .same = IdentityRole::unless_default}},
        {"vocab", &c.vocab, "pad the tokenizer's vocabulary to this size", size({1, 1e9}, {}, IdentityRole::yes)},
-       {"tied",
-        &c.tied,
-        "use a separate weight for the output head instead of the token embedding",
-        {.denied = "untied", .open = true, .of_weights = true, .same = IdentityRole::unless_default}}});
+       {"tied", &c.tied, "use a separate weight for the output head instead of the token embedding",
+        Field{.denied = "untied", .open = true, .of_weights = true, .same = IdentityRole::unless_default}}});
   add_rotary(s, c.rotary);
   s.add("Model",
         {{"window", &c.window, "sliding attention window in tokens; 0: unlimited [0]", size({0, 1e9}, kOfLlama)},
@@ -126,30 +114,23 @@ Settings field_descriptors(ModelConfig& c) {
          {"proj_bias", &c.proj_bias, "bias of the attention output projection in the llama family", size({}, kOfLlama)},
          {"mlp_bias", &c.mlp_bias, "biases of the feed-forward layers in the llama family", size({}, kOfLlama)},
          {"qk_norm", &c.qk_norm, "normalize each head of q and k, as in Qwen3", size({}, kOfLlama)},
-         {"gelu",
-          &c.gelu,
-          "GELU of the gpt2 family: GPT-2's tanh approximation, or the exact function (erf) [tanh]",
-          {.choices = "tanh|erf",
-           .goes_with = "family gpt2",
-           .open = true,
-           .of_weights = true,
-           .same = IdentityRole::unless_default}},
+         {"gelu", &c.gelu, "GELU of the gpt2 family: GPT-2's tanh approximation, or the exact function (erf) [tanh]",
+          Field{.choices = "tanh|erf",
+                .goes_with = "family gpt2",
+                .open = true,
+                .of_weights = true,
+                .same = IdentityRole::unless_default}},
          {"norm_eps", &c.norm_eps, "epsilon of the norms [1e-5]", size({0, 1})}});
   add_experts(s, c.experts);
-  s.add("Model", {{"dropout",
-                   &c.dropout,
-                   "dropout probability of activations",
-                   {.range = {0, 1, true}, .same = IdentityRole::yes}}});
+  s.add("Model", {{"dropout", &c.dropout, "dropout probability of activations",
+                   Field{.range = {0, 1, true}, .same = IdentityRole::yes}}});
   add_adapters(s, c.lora);
-  s.add("Fine-tuning", {{"quantize",
-                         &c.quantize.codec,
+  s.add("Fine-tuning", {{"quantize", &c.quantize.codec,
                          "4-bit format of frozen layer weights (QLoRA): nf4, or gptq for a model from `tessera "
                          "checkpoint quantize` [the format of `init`]",
-                         {.open = true, .same = IdentityRole::unless_default}},
-                        {"quantize_group",
-                         &c.quantize.group,
-                         "with gptq: columns per scale, -1 for full rows [128]",
-                         {.range = {-1, 1e6}, .open = true, .same = IdentityRole::unless_default}}});
+                         Field{.open = true, .same = IdentityRole::unless_default}},
+                        {"quantize_group", &c.quantize.group, "with gptq: columns per scale, -1 for full rows [128]",
+                         Field{.range = {-1, 1e6}, .open = true, .same = IdentityRole::unless_default}}});
   return s;
 }
 

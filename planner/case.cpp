@@ -59,17 +59,17 @@ auto shared_sizes(auto& m) {
 
 Settings field_descriptors(ModelShape& m) {
   return {
-      {"layers", &m.layers, {}, {.range = {1, 1e5}}},
-      {"channels", &m.channels, {}, {.range = {1, 1e6}}},
-      {"heads", &m.heads, {}, {.range = {1, 1e6}}},
-      {"kv_heads", &m.kv_heads, {}, {.range = {0, 1e6}}},
-      {"head_dim", &m.head_dim, {}, {.range = {0, 1e6}}},
-      {"ffn", &m.ffn, {}, {.range = {0, 1e7}}},
-      {"experts", &m.experts, {}, {.range = {0}}},
-      {"experts_per_token", &m.experts_per_token, {}, {.range = {0}}},
+      {"layers", &m.layers, {}, Field{.range = {1, 1e5}}},
+      {"channels", &m.channels, {}, Field{.range = {1, 1e6}}},
+      {"heads", &m.heads, {}, Field{.range = {1, 1e6}}},
+      {"kv_heads", &m.kv_heads, {}, Field{.range = {0, 1e6}}},
+      {"head_dim", &m.head_dim, {}, Field{.range = {0, 1e6}}},
+      {"ffn", &m.ffn, {}, Field{.range = {0, 1e7}}},
+      {"experts", &m.experts, {}, Field{.range = {0}}},
+      {"experts_per_token", &m.experts_per_token, {}, Field{.range = {0}}},
       {"gated", &m.gated},
-      {"vocab", &m.vocab, {}, {.range = {1, 1e9}}},
-      {"context", &m.context, {}, {.range = {1, 1e9}}},
+      {"vocab", &m.vocab, {}, Field{.range = {1, 1e9}}},
+      {"context", &m.context, {}, Field{.range = {1, 1e9}}},
       {"tied", &m.tied},
       {"positions", &m.positions},
   };
@@ -78,32 +78,30 @@ Settings field_descriptors(ModelShape& m) {
 Settings field_descriptors(Layout& l) {
   const Settings plan = field_descriptors(l.plan);
   const Bounds sizes{1, 1e6};
-  const auto with_range = [&](const char* name, Bounds range) {
-    Setting s = plan.at(name);
-    s.field.range = range;
-    return s;
+  Settings s;
+  const auto add = [&](const char* name, Bounds range) {
+    Setting one = plan.at(name);
+    one.field.range = range;
+    s.add(one);
   };
-  return {with_range("dp", sizes),
-          with_range("tp", sizes),
-          with_range("pp", sizes),
-          with_range("cp", sizes),
-          {"ep", &l.ep, {}, {.range = sizes}},
-          plan.at("sp"),
-          plan.at("zero"),
-          {"sequences", &l.sequences, {}, {.range = sizes}},
-          with_range("microbatches", sizes),
-          plan.at("schedule"),
-          with_range("chunks", {0, 1e5}),
-          plan.at("recompute")};
+  for (const char* axis : {"dp", "tp", "pp", "cp"}) add(axis, sizes);
+  s.add({"ep", &l.ep, {}, Field{.range = sizes}});
+  s.add(plan.at("sp")), s.add(plan.at("zero"));
+  s.add({"sequences", &l.sequences, {}, Field{.range = sizes}});
+  add("microbatches", sizes);
+  s.add(plan.at("schedule"));
+  add("chunks", {0, 1e5});
+  s.add(plan.at("recompute"));
+  return s;
 }
 
 Settings field_descriptors(Hardware& h) {
   Settings s;
-  const auto rate = [&](auto& value, std::string_view name) { s.add({name, &value, {}, {.range = {kPositive}}}); };
+  const auto rate = [&](auto& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {kPositive}}}); };
   const auto share = [&](double& value, std::string_view name) {
-    s.add({name, &value, {}, {.range = {kPositive, 1}}});
+    s.add({name, &value, {}, Field{.range = {kPositive, 1}}});
   };
-  const auto maybe = [&](auto& value, std::string_view name) { s.add({name, &value, {}, {.range = {0}}}); };
+  const auto maybe = [&](auto& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {0}}}); };
   rate(h.peak_flops, "peak_flops"), rate(h.hbm_bytes_per_s, "hbm_bytes_per_s"), rate(h.memory_bytes, "memory_bytes");
   rate(h.multiprocessors, "multiprocessors"), rate(h.ranks_per_node, "ranks_per_node");
   rate(h.intra_bytes_per_s, "intra_bytes_per_s"), rate(h.inter_bytes_per_s, "inter_bytes_per_s");
@@ -111,14 +109,14 @@ Settings field_descriptors(Hardware& h) {
   maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.processors, "processors");
   share(h.product_efficiency, "product_efficiency"), share(h.memory_efficiency, "memory_efficiency");
   share(h.intra_efficiency, "intra_efficiency"), share(h.inter_efficiency, "inter_efficiency");
-  s.add({"contention", &h.contention, {}, {.range = {0, 1}}});
+  s.add({"contention", &h.contention, {}, Field{.range = {0, 1}}});
   rate(h.range_fastest, "range_fastest"), rate(h.range_slowest, "range_slowest");
   return s;
 }
 
 Settings field_descriptors(Software& w) {
   Settings s;
-  const auto bytes = [&](double& value, std::string_view name) { s.add({name, &value, {}, {.range = {0}}}); };
+  const auto bytes = [&](double& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {0}}}); };
   const auto way = [&](auto& value, std::string_view name) { s.add({name, &value}); };
   way(w.attention, "attention"), way(w.fused_elementwise, "fused_elementwise");
   bytes(w.parameter_bytes, "parameter_bytes"), bytes(w.gradient_bytes, "gradient_bytes");

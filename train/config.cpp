@@ -63,42 +63,35 @@ void set_defaults(Optimisation& o, const std::function<bool(std::string_view)>& 
 
 Settings field_descriptors(Optimisation& o) {
   Settings s;
-  s.add("Model", {{"dtype",
-                   &o.dtype,
-                   "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify",
-                   {.choices = "fp32|bf16|fp64", .same = IdentityRole::yes}}});
-  s.add("Data",
-        {{"batch", &o.batch, "global batch size: sequences per step", {.range = {1, 1e9}, .same = IdentityRole::yes}},
-         {"document_mask",
-          &o.document_mask,
-          "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>",
-          {.same = IdentityRole::unless_default}}});
+  s.add("Model",
+        {{"dtype", &o.dtype, "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify",
+          Field{.choices = "fp32|bf16|fp64", .same = IdentityRole::yes}}});
+  s.add("Data", {{"batch", &o.batch, "global batch size: sequences per step",
+                  Field{.range = {1, 1e9}, .same = IdentityRole::yes}},
+                 {"document_mask", &o.document_mask,
+                  "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>",
+                  Field{.same = IdentityRole::unless_default}}});
   s.add("Optimization",
-        {{"optimizer",
-          &o.optimizer,
+        {{"optimizer", &o.optimizer,
           "optimizer; muon updates the weight matrices of the layers, adamw all other parameters",
-          {.same = IdentityRole::yes}},
-         {"momentum", &o.momentum, hyperparameter_help("momentum"), {.range = {0, 1, true}, .open = true}},
-         {"steps", &o.steps, "optimizer steps", {.range = {1, kMaxSteps}}},
-         {"lr", &o.lr, hyperparameter_help("lr"), {.range = {0}}},
-         {"min_lr",
-          &o.min_lr,
+          Field{.same = IdentityRole::yes}},
+         {"momentum", &o.momentum, hyperparameter_help("momentum"), Field{.range = {0, 1, true}, .open = true}},
+         {"steps", &o.steps, "optimizer steps", Field{.range = {1, kMaxSteps}}},
+         {"lr", &o.lr, hyperparameter_help("lr"), Field{.range = {0}}},
+         {"min_lr", &o.min_lr,
           "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]",
-          {.range = {0}, .share = &o.min_lr_share, .of_what = '%'}},
-         {"warmup",
-          &o.warmup,
-          "linear warm-up steps; a percentage (3%) is relative to `steps`",
-          {.range = {0, kMaxSteps}, .share = &o.warmup_share, .of_what = '%'}},
-         {"state_dtype",
-          &o.state_dtype,
+          Field{.range = {0}, .share = &o.min_lr_share, .of_what = '%'}},
+         {"warmup", &o.warmup, "linear warm-up steps; a percentage (3%) is relative to `steps`",
+          Field{.range = {0, kMaxSteps}, .share = &o.warmup_share, .of_what = '%'}},
+         {"state_dtype", &o.state_dtype,
           "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic rounding (8 "
           "bytes per parameter with `grad_dtype` bf16)",
-          {.choices = "fp32|bf16", .same = IdentityRole::unless_default}},
-         {"weight_decay", &o.weight_decay, hyperparameter_help("weight_decay"), {.range = {0}}},
-         {"beta1", &o.beta1, hyperparameter_help("beta1"), {.range = {0, 1, true}}},
-         {"beta2", &o.beta2, hyperparameter_help("beta2"), {.range = {0, 1, true}}},
-         {"clip", &o.clip, "maximum global gradient norm; 0: no clipping", {.range = {0}}},
-         {"seed", &o.seed, "seed of the sampling RNG", {.range = {0}, .same = IdentityRole::yes}}});
+          Field{.choices = "fp32|bf16", .same = IdentityRole::unless_default}},
+         {"weight_decay", &o.weight_decay, hyperparameter_help("weight_decay"), Field{.range = {0}}},
+         {"beta1", &o.beta1, hyperparameter_help("beta1"), Field{.range = {0, 1, true}}},
+         {"beta2", &o.beta2, hyperparameter_help("beta2"), Field{.range = {0, 1, true}}},
+         {"clip", &o.clip, "maximum global gradient norm; 0: no clipping", Field{.range = {0}}},
+         {"seed", &o.seed, "seed of the sampling RNG", Field{.range = {0}, .same = IdentityRole::yes}}});
   return s;
 }
 

@@ -19,89 +19,73 @@ namespace {
 constexpr double kMaxInterval = 1e12;
 
 void add_data(Settings& s, DataConfig& d) {
-  s.add("Data", {{"data", &d.source,
-                  "training data: austen, tinyshakespeare, a text file (optionally .gz or .zst), an llm.c token file, "
-                  "a directory or 'pattern*' of these, a directory written by `tessera data`, or fine-tuning examples "
-                  "as FILE.jsonl, 'a*.jsonl,b.jsonl' or a directory of such files; or a mixture: A=0.7,B=0.3, or a "
-                  ".json or .toml file of names and weights"},
-                 {"val_data", &d.held.file, "text file or examples for validation; replaces `val_share`"},
-                 {"val_share", &d.held.share, "fraction of `data` held out for validation", {.range = {0, 1, true}}},
-                 {"tokenizer", &d.tokenizer,
-                  "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a directory with tokenizer.json (or "
-                  "both vocab.json and merges.txt) [char for nano and mini models, bpe for others]"},
-                 {"add_tokens",
-                  &d.add_tokens,
-                  "special tokens to add to the tokenizer; if the embedding table of the `init` model is too small, "
-                  "rows are added to it",
-                  {.expected = "TOKEN,TOKEN"}},
-                 {"end", &d.end, "end-of-text token; overrides that of the tokenizer", {.expected = "TOKEN"}},
-                 {"shuffle",
-                  &d.shuffle,
-                  "shuffle the windows of a text and read each once per epoch, as for shards and mixtures; by default, "
-                  "windows start at random positions",
-                  {.same = IdentityRole::unless_default}}});
+  s.add("Data",
+        {{"data", &d.source,
+          "training data: austen, tinyshakespeare, a text file (optionally .gz or .zst), an llm.c token file, a "
+          "directory or 'pattern*' of these, a directory written by `tessera data`, or fine-tuning examples as "
+          "FILE.jsonl, 'a*.jsonl,b.jsonl' or a directory of such files; or a mixture: A=0.7,B=0.3, or a .json or .toml "
+          "file of names and weights"},
+         {"val_data", &d.held.file, "text file or examples for validation; replaces `val_share`"},
+         {"val_share", &d.held.share, "fraction of `data` held out for validation", Field{.range = {0, 1, true}}},
+         {"tokenizer", &d.tokenizer,
+          "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a directory with tokenizer.json (or both "
+          "vocab.json and merges.txt) [char for nano and mini models, bpe for others]"},
+         {"add_tokens", &d.add_tokens,
+          "special tokens to add to the tokenizer; if the embedding table of the `init` model is too small, rows are "
+          "added to it",
+          Field{.expected = "TOKEN,TOKEN"}},
+         {"end", &d.end, "end-of-text token; overrides that of the tokenizer", Field{.expected = "TOKEN"}},
+         {"shuffle", &d.shuffle,
+          "shuffle the windows of a text and read each once per epoch, as for shards and mixtures; by default, windows "
+          "start at random positions",
+          Field{.same = IdentityRole::unless_default}}});
 }
 
 void add_tuning(Settings& s, TrainConfig& c) {
-  s.add(
-      "Fine-tuning",
-      {{"init", &c.run.init,
-        "initial weights, sizes and tokenizer: a run, checkpoint, Hugging Face folder or llm.c model"},
-       {"base", &c.run.base, kBaseHelp},
-       {"adapter_base", &c.run.adapter_base, {}, {.in_words = false}},
-       {"base_hash", &c.run.base_hash, {}, {.in_words = false}},
-       {"template", &c.data.chat_template,
-        "chat template of the examples; auto: chatml for messages, alpaca for instructions, otherwise none"},
-       {"train_on", &c.data.train_on, "tokens of an example that contribute to the loss", {.choices = "responses|all"}},
-       {"pack", &c.data.pack, "pack several examples into one sequence; attention does not cross example boundaries"},
-       {"skip_bad", &c.data.skip_bad, "skip and count invalid examples and examples without target tokens"},
-       {"map",
-        &c.data.map,
-        "keys of the example fields in the file, such as prompt=question,completion=answer",
-        {.expected = "FIELD=KEY,FIELD=KEY"}},
-       {"roles",
-        &c.data.roles,
-        "standard roles for role names in the file, such as developer=system,bot=assistant",
-        {.expected = "NAME=ROLE,NAME=ROLE"}},
-       {"no_bos", &c.data.no_bos, kNoBosHelp},
-       {"special", &c.data.special, kSpecialHelp}});
+  s.add("Fine-tuning",
+        {{"init", &c.run.init,
+          "initial weights, sizes and tokenizer: a run, checkpoint, Hugging Face folder or llm.c model"},
+         {"base", &c.run.base, kBaseHelp},
+         {"adapter_base", &c.run.adapter_base, {}, Field{.in_words = false}},
+         {"base_hash", &c.run.base_hash, {}, Field{.in_words = false}},
+         {"template", &c.data.chat_template,
+          "chat template of the examples; auto: chatml for messages, alpaca for instructions, otherwise none"},
+         {"train_on", &c.data.train_on, "tokens of an example that contribute to the loss",
+          Field{.choices = "responses|all"}},
+         {"pack", &c.data.pack, "pack several examples into one sequence; attention does not cross example boundaries"},
+         {"skip_bad", &c.data.skip_bad, "skip and count invalid examples and examples without target tokens"},
+         {"map", &c.data.map, "keys of the example fields in the file, such as prompt=question,completion=answer",
+          Field{.expected = "FIELD=KEY,FIELD=KEY"}},
+         {"roles", &c.data.roles, "standard roles for role names in the file, such as developer=system,bot=assistant",
+          Field{.expected = "NAME=ROLE,NAME=ROLE"}},
+         {"no_bos", &c.data.no_bos, kNoBosHelp},
+         {"special", &c.data.special, kSpecialHelp}});
 }
 
 void add_files(Settings& s, RunConfig& r) {
-  s.add("Files",
-        {{"out",
-          &r.out,
-          "run directory (settings, metrics, TensorBoard events, checkpoints) [runs/DATE-TIME]",
-          {.in_file = false}},
-         {"save_every",
-          &r.save_every,
-          "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end",
-          {.range = {0, kMaxInterval}, .share = &r.save_share, .of_what = 'e'}},
-         {"keep",
-          &r.keep,
-          "number of newest checkpoints to keep, in addition to the one with the best validation loss",
-          {.range = {1, 1e6}}},
-         {"check_replicas",
-          &r.check_replicas,
-          "steps between checks that replicas on different ranks are identical; every save also checks; 0: only saves",
-          {.range = {0, kMaxInterval}}},
-         {"eval_every",
-          &r.eval_every,
-          "steps between validations, or epochs, such as 0.25e; 0: validate only at the end",
-          {.range = {0, kMaxInterval}, .share = &r.eval_share, .of_what = 'e'}},
-         {"patience",
-          &r.patience,
-          "stop the run after this number of validations without improvement; 0: never",
-          {.range = {0, 1e6}}},
-         {"no_save", &r.no_save,
-          "write no checkpoint, not even at the end (for benchmarks); such a run cannot be resumed"},
-         {"no_eval", &r.no_eval, "run no validation, not even at the end"},
-         {"resume", &r.resume, "resume the run in `out` from its newest checkpoint", {.in_file = false}}});
-  s.add("Output", {{"dump",
-                    &r.dump,
+  s.add(
+      "Files",
+      {{"out", &r.out, "run directory (settings, metrics, TensorBoard events, checkpoints) [runs/DATE-TIME]",
+        Field{.in_file = false}},
+       {"save_every", &r.save_every, "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end",
+        Field{.range = {0, kMaxInterval}, .share = &r.save_share, .of_what = 'e'}},
+       {"keep", &r.keep, "number of newest checkpoints to keep, in addition to the one with the best validation loss",
+        Field{.range = {1, 1e6}}},
+       {"check_replicas", &r.check_replicas,
+        "steps between checks that replicas on different ranks are identical; every save also checks; 0: only saves",
+        Field{.range = {0, kMaxInterval}}},
+       {"eval_every", &r.eval_every, "steps between validations, or epochs, such as 0.25e; 0: validate only at the end",
+        Field{.range = {0, kMaxInterval}, .share = &r.eval_share, .of_what = 'e'}},
+       {"patience", &r.patience, "stop the run after this number of validations without improvement; 0: never",
+        Field{.range = {0, 1e6}}},
+       {"no_save", &r.no_save,
+        "write no checkpoint, not even at the end (for benchmarks); such a run cannot be resumed"},
+       {"no_eval", &r.no_eval, "run no validation, not even at the end"},
+       {"resume", &r.resume, "resume the run in `out` from its newest checkpoint", Field{.in_file = false}}});
+  s.add("Output", {{"dump", &r.dump,
                     "step, counted from 1, in which every layer's full output and its gradient are written to "
                     "dump_STEP.safetensors, under any plan (`train`: in the run directory); 0: none",
-                    {.range = {0, kMaxInterval}, .in_file = false}}});
+                    Field{.range = {0, kMaxInterval}, .in_file = false}}});
 }
 
 // Keys of config.toml without a command-line option: the base model of a run's adapters.
@@ -140,20 +124,18 @@ Settings field_descriptors(TrainConfig& c) {
                                                       "Place", "Optimization", "Files",       "Output"};
   Settings s;
   s.add("Model",
-        {{"model", &c.preset, "preset for the architecture and sizes of the model", {.choices = preset_names()}}});
+        {{"model", &c.preset, "preset for the architecture and sizes of the model", Field{.choices = preset_names()}}});
   add_data(s, c.data);
   add_tuning(s, c);
-  s.add("Plan", {{"ranks",
-                  &c.ranks,
+  s.add("Plan", {{"ranks", &c.ranks,
                   "world size; default: the size of the job under mpirun; otherwise 2 if `batch` is divisible by 2 x "
                   "`microbatches`, else 1",
-                  {.range = {1, 1024}}}});
+                  Field{.range = {1, 1024}}}});
   s.append(field_descriptors(c.model)), s.append(field_descriptors(c.optim)), s.append(field_descriptors(c.plan));
   add_files(s, c.run);
-  s.add("Optimization", {{"epochs",
-                          &c.run.epochs,
-                          "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted",
-                          {.range = {0, 1e6}}}});
+  s.add("Optimization",
+        {{"epochs", &c.run.epochs, "passes over `data`, in place of `steps`; fractions such as 0.5 are accepted",
+          Field{.range = {0, 1e6}}}});
   s.sort(groups);
   s.move("epochs", "steps");
   s.move("microbatches", "batch");

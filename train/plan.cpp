@@ -16,68 +16,51 @@ namespace {
 
 void add_axes(Settings& s, Plan& p) {
   const auto axis = [&](int64_t& ranks, std::string_view name, std::string_view help) {
-    s.add("Plan", {{name, &ranks, help, {.range = {1, 1024}, .open = true}}});
+    s.add("Plan", {{name, &ranks, help, Field{.range = {1, 1024}, .open = true}}});
   };
   axis(p.pp, "pp", "pipeline-parallel ranks, which partition the layers");
   axis(p.dp, "dp", "data-parallel ranks [ranks not used by the other axes]");
   axis(p.cp, "cp", "context-parallel ranks, which shard the tokens of every sequence");
   axis(p.tp, "tp", "tensor-parallel ranks, which shard every weight matrix");
   s.add("Plan",
-        {{"ep",
-          &p.ep,
-          "expert-parallel group size; each group of `dp` x `cp` ranks shards the experts of every layer",
-          {.range = {1, 1024}}},
+        {{"ep", &p.ep, "expert-parallel group size; each group of `dp` x `cp` ranks shards the experts of every layer",
+          Field{.range = {1, 1024}}},
          {"sp", &p.sp, "with `tp`: shard activations between blocks over the tokens (sequence parallelism)"},
          {"tie_copies", &p.tie_copies,
           "sum the two gradients of a tied weight separately, so that one rank is bitwise identical to a pipeline"}});
 }
 
 void add_data_axis(Settings& s, Plan& p) {
-  s.add("Plan",
-        {{"zero", &p.zero, "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also parameters"},
-         {"shard_ranks",
-          &p.shard_ranks,
-          "with `zero`: data ranks per sharding group, replicated across groups [all]",
-          {.range = {1, 1024}, .open = true, .recorded = IdentityRole::unless_default}},
-         {"dp_mode", &p.dp_mode, "data-parallel algorithm"},
-         {"sync_every",
-          &p.sync_every,
-          "with `dp_mode` diloco: local steps between two synchronizations",
-          {.range = {1, 1e9}, .goes_with = "dp_mode diloco", .recorded = IdentityRole::yes}},
-         {"sync_fragments",
-          &p.sync_fragments,
-          "with `dp_mode` diloco: number of fragments (groups of layers) that are synchronized at different steps",
-          {.range = {1, 1e6}, .goes_with = "dp_mode diloco", .recorded = IdentityRole::unless_default}},
-         {"outer_lr",
-          &p.outer_lr,
-          "with `dp_mode` diloco: learning rate of the outer step",
-          {.range = {0, 1e3}, .goes_with = "dp_mode diloco"}},
-         {"outer_momentum",
-          &p.outer_momentum,
-          "with `dp_mode` diloco: Nesterov momentum of the outer step",
-          {.range = {0, 1, true}, .goes_with = "dp_mode diloco"}},
-         {"servers",
-          &p.servers,
-          "number of parameter servers, on the first ranks",
-          {.range = {1, 1024}, .goes_with = "dp_mode ps-sync or ps-async"}},
-         {"staleness",
-          &p.staleness,
-          "maximum number of steps that a ps-async worker may be ahead of the slowest",
-          {.range = {0, 1e6}, .goes_with = "dp_mode ps-async"}},
-         {"record",
-          &p.record,
-          "write the order of ps-async pushes to this file",
-          {.goes_with = "dp_mode ps-async", .in_file = false}},
-         {"replay",
-          &p.replay,
-          "replay the ps-async pushes in the order of this file; with `resume`: the file with which the run started",
-          {.goes_with = "dp_mode ps-async", .in_file = false}},
-         {"bucket_mb", &p.bucket_mb, "DDP bucket size (gradients per all-reduce) in MiB", {.range = {1e-6, 1e6}}},
-         {"grad_dtype", &p.grad_dtype, "dtype of gradient accumulation and communication", {.choices = "fp32|bf16"}},
-         {"all_reduce", &p.all_reduce, "all-reduce algorithm"},
-         {"offload", &p.offload,
-          "offload between uses: optimizer state (to a mapped file or, with a GPU, to host memory) or parameters (to "
-          "host memory; requires `zero` 3 and a GPU)"}});
+  s.add(
+      "Plan",
+      {{"zero", &p.zero, "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also parameters"},
+       {"shard_ranks", &p.shard_ranks, "with `zero`: data ranks per sharding group, replicated across groups [all]",
+        Field{.range = {1, 1024}, .open = true, .recorded = IdentityRole::unless_default}},
+       {"dp_mode", &p.dp_mode, "data-parallel algorithm"},
+       {"sync_every", &p.sync_every, "with `dp_mode` diloco: local steps between two synchronizations",
+        Field{.range = {1, 1e9}, .goes_with = "dp_mode diloco", .recorded = IdentityRole::yes}},
+       {"sync_fragments", &p.sync_fragments,
+        "with `dp_mode` diloco: number of fragments (groups of layers) that are synchronized at different steps",
+        Field{.range = {1, 1e6}, .goes_with = "dp_mode diloco", .recorded = IdentityRole::unless_default}},
+       {"outer_lr", &p.outer_lr, "with `dp_mode` diloco: learning rate of the outer step",
+        Field{.range = {0, 1e3}, .goes_with = "dp_mode diloco"}},
+       {"outer_momentum", &p.outer_momentum, "with `dp_mode` diloco: Nesterov momentum of the outer step",
+        Field{.range = {0, 1, true}, .goes_with = "dp_mode diloco"}},
+       {"servers", &p.servers, "number of parameter servers, on the first ranks",
+        Field{.range = {1, 1024}, .goes_with = "dp_mode ps-sync or ps-async"}},
+       {"staleness", &p.staleness, "maximum number of steps that a ps-async worker may be ahead of the slowest",
+        Field{.range = {0, 1e6}, .goes_with = "dp_mode ps-async"}},
+       {"record", &p.record, "write the order of ps-async pushes to this file",
+        Field{.goes_with = "dp_mode ps-async", .in_file = false}},
+       {"replay", &p.replay,
+        "replay the ps-async pushes in the order of this file; with `resume`: the file with which the run started",
+        Field{.goes_with = "dp_mode ps-async", .in_file = false}},
+       {"bucket_mb", &p.bucket_mb, "DDP bucket size (gradients per all-reduce) in MiB", Field{.range = {1e-6, 1e6}}},
+       {"grad_dtype", &p.grad_dtype, "dtype of gradient accumulation and communication", Field{.choices = "fp32|bf16"}},
+       {"all_reduce", &p.all_reduce, "all-reduce algorithm"},
+       {"offload", &p.offload,
+        "offload between uses: optimizer state (to a mapped file or, with a GPU, to host memory) or parameters (to "
+        "host memory; requires `zero` 3 and a GPU)"}});
 }
 
 void add_pipeline_and_context(Settings& s, Plan& p) {
@@ -86,52 +69,42 @@ void add_pipeline_and_context(Settings& s, Plan& p) {
           {&p.schedule, &p.schedule_file},
           "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a file with one "
           "line per rank"},
-         {"schedule_file", &p.schedule_file, {}, {.in_words = false}},
-         {"chunks",
-          &p.chunks,
-          "virtual pipeline stages per pipeline rank; used by `schedule` interleaved [2]",
-          {.range = {1, 1024}, .open = true}},
+         {"schedule_file", &p.schedule_file, {}, Field{.in_words = false}},
+         {"chunks", &p.chunks, "virtual pipeline stages per pipeline rank; used by `schedule` interleaved [2]",
+          Field{.range = {1, 1024}, .open = true}},
          {"cp_mode", &p.cp_mode,
           "context-parallel attention: pass keys and values around a ring, or exchange tokens for heads (ulysses)"},
-         {"microbatches",
-          &p.microbatches,
-          "sequential micro-batches per step and data rank (gradient accumulation)",
-          {.range = {1, 1e9}, .group = "Data"}}});
+         {"microbatches", &p.microbatches, "sequential micro-batches per step and data rank (gradient accumulation)",
+          Field{.range = {1, 1e9}, .group = "Data"}}});
 }
 
 void add_place(Settings& s, Plan& p) {
-  s.add(
-      "Place",
-      {{"recompute",
-        &p.recompute,
-        "activation checkpointing: activations that the backward pass recomputes; gelu is an alias of activation; op: "
-        "torchtitan's selective mode, only for `plan`",
-        {.choices = "none|activation|activation+norm|attention|block|op|gelu|gelu+norm", .renames = recompute_name}},
-       {"device", &p.device, "device of the ranks; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"},
-       {"backend",
-        &p.backend,
-        "ranks are threads of one process, mpirun processes, or processes with a TCP rendezvous; nccl: any of these, "
-        "with one GPU per rank [as the program was started]",
-        {.open = true, .in_file = false}},
-       {"rendezvous",
-        &p.rendezvous,
-        "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun",
-        {.in_file = false}},
-       {"cuda_graph", &p.cuda_graph,
-        "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without point-to-point "
-        "messages (no `pp`, no ring)"},
-       {"attention",
-        &p.attention,
-        "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own) [cudnn if built in, own "
-        "for verify]",
-        {.choices = "cudnn|own", .open = true}},
-       {"deterministic", &p.deterministic,
-        "bitwise reproducible runs on a GPU, at some cost in throughput; CPU runs are always reproducible"},
-       {"threads_per_rank",
-        &p.threads_per_rank,
-        "threads per rank [cores divided by ranks]",
-        {.range = {1, 1024}, .open = true}},
-       {"timeout", &p.timeout, "maximum time in seconds that a rank waits for another rank", {.range = {0.01, 1e6}}}});
+  s.add("Place",
+        {{"recompute", &p.recompute,
+          "activation checkpointing: activations that the backward pass recomputes; gelu is an alias of activation; "
+          "op: torchtitan's selective mode, only for `plan`",
+          Field{.choices = "none|activation|activation+norm|attention|block|op|gelu|gelu+norm",
+                .renames = recompute_name}},
+         {"device", &p.device, "device of the ranks; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"},
+         {"backend", &p.backend,
+          "ranks are threads of one process, mpirun processes, or processes with a TCP rendezvous; nccl: any of these, "
+          "with one GPU per rank [as the program was started]",
+          Field{.open = true, .in_file = false}},
+         {"rendezvous", &p.rendezvous, "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun",
+          Field{.in_file = false}},
+         {"cuda_graph", &p.cuda_graph,
+          "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without point-to-point "
+          "messages (no `pp`, no ring)"},
+         {"attention", &p.attention,
+          "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own) [cudnn if built in, own "
+          "for verify]",
+          Field{.choices = "cudnn|own", .open = true}},
+         {"deterministic", &p.deterministic,
+          "bitwise reproducible runs on a GPU, at some cost in throughput; CPU runs are always reproducible"},
+         {"threads_per_rank", &p.threads_per_rank, "threads per rank [cores divided by ranks]",
+          Field{.range = {1, 1024}, .open = true}},
+         {"timeout", &p.timeout, "maximum time in seconds that a rank waits for another rank",
+          Field{.range = {0.01, 1e6}}}});
 }
 
 }  // namespace

@@ -36,21 +36,19 @@ struct Tune {
 
 Settings field_descriptors(Tune& t) {
   Settings s;
-  s.add("Sound", {{"voices", &t.voices, "number of voices", {.range = {1, 64}, .same = IdentityRole::yes}},
-                  {"bars",
-                   &t.bars,
-                   "default: as many as the words have",
-                   {.range = {1, 100}, .open = true, .same = IdentityRole::unless_default}},
-                  {"speed", &t.speed, "with `voices`", {.range = {0, 1, true}, .in_file = false}},
-                  {"sung", &t.sung, "by people", {.goes_with = "mood loud or very-loud"}},
-                  {"in_key", &t.in_key, "any note", {.denied = "off_key"}}});
-  s.add("Names", {{"name", &t.name, "title", {.choices = "none|first|last", .goes_with = "voices"}},
-                  {"file", &t.file, "to write", {.expected = "a file"}},
-                  {"pitch", &t.pitch, "of the first note", {.range = {-1e300, 9}}},
-                  {"beats", &t.beats, "strong ones", {.range = {1, 8}}},
-                  {"words", &t.words, "sung", {.same = IdentityRole::unless_default}},
+  s.add("Sound", {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}, .same = IdentityRole::yes}},
+                  {"bars", &t.bars, "default: as many as the words have",
+                   Field{.range = {1, 100}, .open = true, .same = IdentityRole::unless_default}},
+                  {"speed", &t.speed, "with `voices`", Field{.range = {0, 1, true}, .in_file = false}},
+                  {"sung", &t.sung, "by people", Field{.goes_with = "mood loud or very-loud"}},
+                  {"in_key", &t.in_key, "any note", Field{.denied = "off_key"}}});
+  s.add("Names", {{"name", &t.name, "title", Field{.choices = "none|first|last", .goes_with = "voices"}},
+                  {"file", &t.file, "to write", Field{.expected = "a file"}},
+                  {"pitch", &t.pitch, "of the first note", Field{.range = {-1e300, 9}}},
+                  {"beats", &t.beats, "strong ones", Field{.range = {1, 8}}},
+                  {"words", &t.words, "sung", Field{.same = IdentityRole::unless_default}},
                   {"mood", {&t.mood, &t.mood_file}, "a name or a file"},
-                  {"mood_file", &t.mood_file, {}, {.in_words = false}},
+                  {"mood_file", &t.mood_file, {}, Field{.in_words = false}},
                   {"level", &t.level, "a number"}});
   return s;
 }
