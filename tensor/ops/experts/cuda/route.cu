@@ -163,7 +163,8 @@ __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choice
   taken[blockIdx.x] = static_cast<int32_t>(fitting);
 }
 
-// Rows per expert, and the first row of each sequence: grouped by expert, then by sequence.
+// Number of rows per expert, and the first row of each expert and sequence. Rows are grouped by expert, then by
+// sequence.
 __global__ __launch_bounds__(kThreads) void starts_kernel(const int32_t* taken, int sequences, int experts,
                                                           int32_t* starts, double* counts) {
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
