@@ -58,7 +58,7 @@ Attention::Core context_core(Communicator& cp, ContextMode mode);
 // head in the last; embedding lookups count zero.
 std::vector<Range> split_layers(LanguageModel& model, int stages);
 
-// One per unit of the model's layout().
+// The stage of each unit of the model's layout().
 std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers);
 
 // Removes the units of other ranks' stages, before materialization.
