@@ -124,8 +124,8 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
         before.dp, after.dp);
 }
 
-// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout, or full tensors without layout
-// options. One tensor is in memory at a time.
+// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout or, without layout options, full
+// tensors. One tensor is in memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
   const Checkpoint from = find_checkpoint(o.from, passed_over);

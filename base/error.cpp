@@ -65,7 +65,7 @@ std::string for_terminal(std::string_view text) { return escape_controls(text, "
 
 namespace {
 
-// Other programs' terms whose spelling is not similar.
+// Terms of other programs whose spelling is too different for the edit distance.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "gpu"},
     {"native", "nccl"},

@@ -336,8 +336,9 @@ void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
 void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
-    keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
-  if (c.heads % c.key_heads() != 0) keys.refuse("num_key_value_heads", "a divisor of the heads", c.kv_heads);
+    keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the number of channels", c.heads);
+  if (c.heads % c.key_heads() != 0)
+    keys.refuse("num_key_value_heads", "a divisor of the number of attention heads", c.kv_heads);
   if (find_row(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
   constexpr int64_t kMax = int64_t{1} << 60;  // bounds any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})

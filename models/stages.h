@@ -24,7 +24,7 @@ std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>&
 // Removes the units of other ranks' stages, before materialization.
 void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
 
-// int32 (B, T), meta tensors if not requested.
+// `ids` and `targets`: int32 (B, T), or meta tensors if BatchSource::load() was called without them.
 struct Microbatch {
   Tensor ids, targets;
   double scale = 1;  // loss factor: 1 / targets of the global batch

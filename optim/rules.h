@@ -142,7 +142,7 @@ using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
 enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's decay
-// Hyperparameters of a training run that its user does not set.
+// Defaults of a training run's hyperparameters.
 struct OptimizerDefaults {
   double lr = 1e-3, weight_decay = 0.1, momentum = 0.9, beta1 = 0.9, beta2 = 0.99;
 };

@@ -1,4 +1,4 @@
-// Rejects invalid plans with the field and the nearest valid value.
+// Rejects invalid plans; the error names the field and the nearest valid value.
 #include <fmt/format.h>
 
 #include <algorithm>

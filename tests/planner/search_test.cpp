@@ -101,8 +101,8 @@ SearchRequest random_request(uint64_t trial) {
   return q;
 }
 
-// Closed forms select the plans to simulate, so the search may rarely miss a plan that is faster by less than the model
-// error.
+// Closed forms select the plans to simulate, so in rare cases the search misses a plan that is faster by less than the
+// model error.
 TEST(Search, RandomRequestsMatchBruteForce) {
   int64_t requests = 0, slower = 0;
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
