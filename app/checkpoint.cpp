@@ -20,6 +20,7 @@
 #include "app/output.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
+#include "data/json_rows.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
@@ -114,7 +115,7 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
   return {all};
 }
 
-// Each independent DiLoCo replica has its own state, which cannot be converted to another number of replicas.
+// DiLoCo replicas have separate states, so their number must not change.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     bad_usage(
@@ -123,12 +124,12 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
         before.dp, after.dp);
 }
 
-// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout, or full tensors without layout
-// options. One tensor is in memory at a time.
+// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout or, without layout options, full
+// tensors. One tensor is in memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
   const Checkpoint from = find_checkpoint(o.from, passed_over);
-  TrainOptions run;
+  TypedOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
   const Plan before = resolve(run).plan;
   if (!o.layout.empty()) {  // the options specify the complete layout; nothing is taken from the run's layout
@@ -137,10 +138,11 @@ void reshard(const CheckpointOptions& o) {
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
   run.run.out = o.out;
   run.run.resume = false;
-  if (const Plan p = resolve(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
+  TrainConfig job = resolve(run);
+  if (const Plan& p = job.plan; run.optim.batch % (p.dp * p.microbatches) != 0)
     bad_usage("--dp: {} data ranks x {} micro-batches do not divide the batch of {}, {} sequences", p.dp,
               p.microbatches, o.from, run.optim.batch);
-  Job job = checked(run);
+  check(run, job);
   check_replicas_stay(before, job.plan);
   if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(from.path)->vocab_size();
   job.model = model_config(job, job.model.vocab);
@@ -163,7 +165,7 @@ void reshard(const CheckpointOptions& o) {
   for (const char* name : {"tokenizer.json", "pushes.txt", "pulled.safetensors"})
     if (is_there(from.path / name)) fs::copy_file(from.path / name, made.path() / name);
   write_file(made.path() / "config.toml", to_toml(run));
-  directory.write_config(run);
+  directory.write_config(to_toml(run));
   made.finish(from.about, 1);
   print(fmt::format("{} resharded to {} in {} files\n", one_line(from.path.string()), one_line(o.out), files));
 }
@@ -187,7 +189,7 @@ void check_sizes(const ModelConfig& config) {
                   kMultiple);
 }
 
-void say(const QuantizedWeight& weight, bool is_measured) {
+void report_layer(const QuantizedWeight& weight, bool is_measured) {
   std::string line = fmt::format("{} ({}, {})", weight.name, weight.matrix.rows, weight.matrix.columns);
   if (is_measured) line += fmt::format(": {:.3g}% relative squared error of its output", 100 * weight.error);
   say_above_progress(line);
@@ -212,18 +214,19 @@ void quantize(const CheckpointOptions& o) {
   if (from.gptq) bad_usage("{}: expected a model that is not quantized, got a quantized model", one_line(o.from));
   check_sizes(from.config);
   EvaluationText text;
-  if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
-  for (const std::string& note : text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run.config));
+  for (const std::string& note : text.notes) say(with_options(note));
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,
-                                .at_once = model.run.optim.batch};
+                                .at_once = model.run.config.optim.batch};
   make_model_folder(o.out, [&](const std::filesystem::path& made) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
-    launch(launch_options("checkpoint", model.run, model.run.plan), [&](Communicator& world) {
+    launch(launch_options("checkpoint", model.run, model.run.config.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
-      for (QuantizedWeight& w : quantize_layers(shard->model(), text.rows.get(), options,
-                                                [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
+      for (QuantizedWeight& w :
+           quantize_layers(shard->model(), text.rows.get(), options,
+                           [&](const QuantizedWeight& one) { report_layer(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
     });
     write_hub_folder(made, from.config, weights);
@@ -266,7 +269,7 @@ void import_model(const CheckpointOptions& o) {
   const std::unique_ptr<Tokenizer> tokenizer =
       o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, o.from) : Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);
-  TrainOptions run;
+  TypedOptions run;
   take_model(run, from.config);
   run.optim.dtype = dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.run.out = o.out;
@@ -279,7 +282,7 @@ void import_model(const CheckpointOptions& o) {
   write_file(made.path() / "config.toml", to_toml(run));
   write_file(made.path() / "tokenizer.json", tokenizer->to_json());
   write_model(made.path() / "model.safetensors", from, dtype);
-  directory.write_config(run);
+  directory.write_config(to_toml(run));
   made.finish(nlohmann::json{{"run", {{"imported_from", one_line(o.from)}}}}.dump(), 1);
   print(fmt::format("{} imported to {}; use it with tessera generate {} or train --init {}\n", one_line(o.from),
                     one_line(o.out), one_line(o.out), one_line(o.out)));
@@ -333,7 +336,7 @@ void export_model(const CheckpointOptions& o) {
   const DType dtype = stored_in(o, from.dtype);
   const bool names_base = is_peft_folder(o.from) || (from.config.lora.rank > 0 && !o.merge);
   const KnownBase base = names_base ? known_base(from, o.from) : KnownBase();
-  TrainOptions run;
+  TrainConfig run;
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.run.init) leave_qwen2(from, *tokenizer);

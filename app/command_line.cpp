@@ -1,5 +1,7 @@
 // The command line. CLI11 only splits the arguments; field descriptors parse the values, so errors of the command line
 // and configuration file agree.
+#include "app/command_line.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +14,6 @@
 #include <variant>
 #include <vector>
 
-#include "app/commands.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "base/config_file.h"
@@ -47,7 +48,7 @@ const Names kExcludedFromVerify = split(
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
 
 bool is_plan_property(const Setting& s) {
-  const std::string_view name = s.field.name;
+  const std::string_view name = s.name;
   if (name == "record" || name == "replay" || name == "staleness") return false;
   return s.field.group == "Model" || s.field.group == "Plan" || name == "batch" || name == "microbatches" ||
          name == "recompute" || name == "optimizer";
@@ -55,7 +56,7 @@ bool is_plan_property(const Setting& s) {
 
 // Reads app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
-  const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
+  const auto found = std::ranges::find(help::help_files(), command, &EmbeddedFile::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 
@@ -74,7 +75,7 @@ class CommandLine {
   // The command's own options. Reports all errors, collected in `errors_`.
   void add(CLI::App* to, const Settings& settings);
   // Options of a run, collected as text and parsed after the complete command line is known.
-  void add_run(CLI::App* to, TrainOptions& defaults, Args& args, const std::function<bool(const Setting&)>& wanted,
+  void add_run(CLI::App* to, TypedOptions& defaults, Args& args, const std::function<bool(const Setting&)>& wanted,
                Defaults shown = Defaults::none);
   void add_run(CLI::App* to, Args& args, const Names& names) {
     add_run(to, run_, args, [&names](const Setting& s) { return is_among(names, s); });
@@ -86,11 +87,12 @@ class CommandLine {
   }
   void refuse_leftovers();
   Command parsed_command();
-  void set_all(TrainOptions& o, const Args& args);
+  void set_all(TypedOptions& o, const Args& args);
   void set_plan_option(const std::string& name, const std::string& text);
   template <class Options>
   Options with_checked_args(Options o);
-  TrainOptions train();
+  TrainCommand complete(const TypedOptions& o) { return {checked(o), o.own, o.set}; }
+  TrainCommand train();
   Command verify();
   Command plan();
 
@@ -98,7 +100,7 @@ class CommandLine {
   std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> registered_;
   ErrorList errors_;
   Args args_;  // of train and verify
-  TrainOptions run_, verify_run_ = verify_defaults(), plan_run_ = plan_defaults();
+  TypedOptions run_, verify_run_ = verify_defaults(), plan_run_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
   DatasetOptions data_;
@@ -123,11 +125,11 @@ CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const s
 
 void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has_default) {
   const std::string shown = "--" + s.word();
-  std::string help = with_options(std::string(s.field.help));
+  std::string help = with_options(std::string(s.help));
   registered_.back().second.emplace_back(s, has_default);
   CLI::Option* made = nullptr;
   if (auto* const* many = std::get_if<std::vector<std::string>*>(&s.at); s.field.place || s.field.repeated) {
-    const std::string name = s.field.place ? std::string(s.field.name) : shown;
+    const std::string name = s.field.place ? std::string(s.name) : shown;
     made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
     if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (s.field.repeated) made->expected(1);
@@ -161,7 +163,7 @@ void CommandLine::add(CLI::App* to, const Settings& settings) {
   for (const Setting& s : settings) add(to, s, read, true);
 }
 
-void CommandLine::add_run(CLI::App* to, TrainOptions& defaults, Args& args,
+void CommandLine::add_run(CLI::App* to, TypedOptions& defaults, Args& args,
                           const std::function<bool(const Setting&)>& wanted, Defaults shown) {
   const Take note = [&args](const Setting& s, const std::string& text) { args.emplace_back(s.word(), text); };
   for (const Setting& s : field_descriptors(defaults))
@@ -232,9 +234,7 @@ CommandLine::CommandLine() {
   lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
   c = command(app_, "describe", "Print every option of every command, for programs that build command lines");
-  Settings s;
-  s.add(describe_format_, {"format", "output format"}).of("json");
-  add(c, s);
+  add(c, {{"format", &describe_format_, "output format", Field{.choices = "json"}}});
 }
 
 // {"version": .., "commands": [{"command": "train", "help": .., "options": [..]}, ..]}
@@ -294,7 +294,7 @@ std::string parse_error_text(const CLI::ParseError& e) {
   return fmt::format("{}: expected true or false, got '{}'", text.substr(name, value - name), text.substr(value + 3));
 }
 
-void CommandLine::set_all(TrainOptions& o, const Args& args) {
+void CommandLine::set_all(TypedOptions& o, const Args& args) {
   for (const auto& [name, text] : args) errors_.check([&, &name = name, &text = text] { set_option(o, name, text); });
   const auto is_given = [&](const char* name) {
     return std::ranges::find(args, name, &Args::value_type::first) != args.end();
@@ -308,19 +308,19 @@ void CommandLine::set_all(TrainOptions& o, const Args& args) {
 // Parses run options before the model is opened, to report errors early.
 template <class Options>
 Options CommandLine::with_checked_args(Options o) {
-  TrainOptions run;
+  TypedOptions run;
   set_all(run, o.args);
   return o;
 }
 
 Command CommandLine::verify() {
-  verify_.run = verify_run_;
   if (verify_.hide && !verify_.defect) refuse("--hide: requires --defect (random or the name of a fault)");
   const bool has_plan_options = std::ranges::any_of(args_, [](const auto& w) { return w.first != "format"; });
   if (verify_.placements && (verify_.defect || has_plan_options))
     refuse("--placements: cannot be combined with plan options, because the file specifies ranks and sizes");
-  set_all(verify_.run, args_);
-  static_cast<TrainConfig&>(verify_.run) = checked(verify_.run);
+  TypedOptions o = verify_run_;
+  set_all(o, args_);
+  verify_.run = complete(o);
   return verify_;
 }
 
@@ -343,10 +343,10 @@ void fix_base(RunConfig& r) {
   r.adapter_base = saved.adapter_base, r.base_hash = saved.base_hash;
 }
 
-TrainOptions CommandLine::train() {
+TrainCommand CommandLine::train() {
   std::string config, out;
   bool resume = false;
-  if (TrainOptions o; !errors_.none()) set_all(o, args_);  // reports all errors before any file is read
+  if (TypedOptions o; !errors_.none()) set_all(o, args_);  // reports all errors before any file is read
   for (const auto& [name, text] : args_) {
     if (name == "config") config = text;
     if (name == "out") out = text;
@@ -358,7 +358,7 @@ TrainOptions CommandLine::train() {
   const std::string file =
       config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
   for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key, entry.value);
-  TrainOptions o = chooses ? TrainOptions{} : default_job();
+  TypedOptions o = chooses ? TypedOptions{} : default_job();
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
   if (o.run.init && !resume) take_model(o, of_option("init", *o.run.init, [&] { return first_config(o); }));
@@ -366,8 +366,7 @@ TrainOptions CommandLine::train() {
   if (!resume || !out.empty()) fix_base(o.run);
   if (o.optim.dtype == DType::float64)
     throw Error("--dtype: fp64 is supported only by tessera verify; expected fp32 or bf16");
-  static_cast<TrainConfig&>(o) = checked(o);
-  return o;
+  return complete(o);
 }
 
 void CommandLine::set_plan_option(const std::string& name, const std::string& text) {
@@ -380,7 +379,7 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
     if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.max = kMaxRanks;
     if (name == "batch") s.field.range.max = kMaxBatch;
     s.read("--" + name, text);
-    o.run.given->emplace(s.field.name);
+    o.run.set.emplace(s.name);
     if (name == "model") o.model_file.reset();
   }
   std::erase_if(o.args, [&](const auto& w) { return w.first == name; });

@@ -10,15 +10,13 @@
 #include "base/bad_input.h"
 #include "base/error_list.h"
 #include "base/setting.h"
-#include "data/jsonl.h"
+#include "data/chat_template.h"
 #include "train/config_file.h"
 
 namespace tessera {
 
-// The typed options of a run: a configuration whose derived fields are not yet set, and this command's options.
-// resolve() (app/resolve.h) derives the rest.
-struct TrainOptions : TrainConfig {
-  TrainOptions() { given.emplace(); }
+// Options of `train` and similar commands that are not part of a configuration.
+struct TrainOptions {
   std::optional<int64_t> rank = {};
   int64_t restarts = 0;
   std::optional<std::string> launch = {}, hostfile = {};
@@ -28,11 +26,18 @@ struct TrainOptions : TrainConfig {
   bool trace = false;
   int64_t trace_steps = 10;
 
-  bool gives(std::string_view name) const { return given->contains(name); }
   bool json() const { return format == "json"; }
+};
+
+// What a user typed: a configuration without derived fields, which resolve() (app/resolve.h) adds.
+struct TypedOptions : TrainConfig {
+  TrainOptions own = {};
+  FieldNames set = {};
+
+  bool is_set(std::string_view name) const { return set.contains(name); }
   // o["dp"] = 2 sets the option from the text "2".
   struct OptionRef {
-    TrainOptions& options;
+    TypedOptions& options;
     std::string_view name;
     template <class T>
     const T& operator=(const T& value) const {
@@ -44,15 +49,22 @@ struct TrainOptions : TrainConfig {
   OptionRef operator[](std::string_view name) { return {*this, name}; }
 };
 
+// The result of the command line: a complete, validated configuration.
+struct TrainCommand {
+  TrainConfig config;
+  TrainOptions options;
+  FieldNames set = {};  // by the user, for config.toml
+};
+
 // `verify` trains synthetic random tokens under a plan and on one rank.
 struct VerifyOptions {
-  TrainOptions run;
+  TrainCommand run = {};
   std::optional<std::string> defect = {};  // a fault name, "random" or "list"
   bool hide = false;
   std::optional<std::string> placements = {};  // a file
 };
-TrainOptions verify_defaults();
-TrainOptions plan_defaults();
+TypedOptions verify_defaults();
+TypedOptions plan_defaults();
 
 // FROM is a run directory, a checkpoint in one, or a folder of a model or adapters.
 struct GenerateOptions {
@@ -106,7 +118,7 @@ struct BenchOptions {
 
 // `plan` also accepts the model, batch and layout options of `train`.
 struct PlanOptions {
-  TrainOptions run = plan_defaults();  // axes of any size, because no ranks are started
+  TypedOptions run = plan_defaults();  // axes of any size, because no ranks are started
   Args args = {};                      // options of `run` that were set
   std::optional<std::string> model_file;
   std::optional<std::string> hardware;
@@ -118,8 +130,6 @@ struct PlanOptions {
   bool calibrate = false;
   std::vector<int64_t> measure = {};  // positions in the ranking
   std::string format = "text";
-
-  bool gives(std::string_view option) const;
 };
 
 struct CheckpointOptions {
@@ -146,7 +156,8 @@ struct LabOptions {
   std::string exercise, folder, all, format = "text";
 };
 
-Settings field_descriptors(TrainOptions& options);
+Settings field_descriptors(TrainConfig& config, TrainOptions& options);
+Settings field_descriptors(TypedOptions& options);
 Settings field_descriptors(VerifyOptions& options);  // only those specific to `verify`
 Settings field_descriptors(GenerateOptions& options);
 Settings field_descriptors(EvaluateOptions& options);
@@ -163,11 +174,16 @@ bool is_of_plan(const Setting& setting);
 bool is_searched(std::string_view option);
 
 // Parses and sets option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
-void set_option(TrainOptions& options, std::string_view name, const std::string& text);
-void forget(TrainOptions& options, const std::vector<std::string_view>& names);
+void set_option(TypedOptions& options, std::string_view name, const std::string& text);
+void forget(TypedOptions& options, const std::vector<std::string_view>& names);
+// As in train/config_file.h, with the options' own set.
+Args config_values(const TypedOptions& options);
+std::string to_toml(const TypedOptions& options);
+void apply_config_file(TypedOptions& options, const std::string& path);
+void apply_config(TypedOptions& options, std::string_view file, const std::string& path);
 
 // Keys and values of all options except output options and --config, whose values are already included.
-Args all_values(const TrainOptions& options);
+Args all_values(const TrainCommand& command);
 
 // Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
 // ...".

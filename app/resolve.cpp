@@ -19,10 +19,12 @@
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "base/files.h"
+#include "data/json_rows.h"
 #include "data/jsonl.h"
 #include "data/mixture.h"
 #include "data/text.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 
 namespace tessera {
 
@@ -30,91 +32,96 @@ namespace {
 
 constexpr int64_t kDefaultRanks = 2;
 
-ModelConfig model_config(const TrainOptions& o) {
+ModelConfig model_config(const TypedOptions& o) {
   ModelConfig c = preset(o.preset).value(), given = o.model;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
-    if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
-  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // the preset's value fits only its own number of heads
-  if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
+    if (!s.field.open || o.is_set(s.name)) to.at(s.name).assign(s);
+  if (o.is_set("heads") && !o.is_set("kv_heads"))
+    c.kv_heads = 0;  // the preset's value fits only its own number of heads
+  if (o.is_set("channels") && !o.is_set("ffn")) c.ffn = 0;
   if (RotaryOptions& r = c.rotary; r.scaling == RopeScaling::yarn) {
-    if (!o.gives("rope_high_freq")) r.high_freq_factor = 32;
-    if (!o.gives("rope_attention")) r.attention_factor = 0.1 * std::log(r.factor) + 1;
+    if (!o.is_set("rope_high_freq")) r.high_freq_factor = 32;
+    if (!o.is_set("rope_attention")) r.attention_factor = 0.1 * std::log(r.factor) + 1;
   }
   c.recompute = o.plan.recompute;
   LoraConfig& lora = c.lora;
   if (lora.rank == 0) lora = {};
   if (lora.rank == 0) return c;
-  if (!o.gives("lora_alpha")) lora.alpha = static_cast<double>(lora.rank);
-  if (!o.gives("lora_targets")) lora.targets = split(find_row(c.family).usual_adapters, ',');
+  if (!o.is_set("lora_alpha")) lora.alpha = static_cast<double>(lora.rank);
+  if (!o.is_set("lora_targets")) lora.targets = split(find_row(c.family).usual_adapters, ',');
   if (lora.targets != std::vector<std::string>{"all"}) return c;
   lora.targets.clear();
   for (const LoraTarget& t : lora_targets(c)) lora.targets.emplace_back(t.name);
   return c;
 }
 
-Optimisation make_optimisation(const TrainOptions& o) {
+Optimisation make_optimisation(const TypedOptions& o) {
   Optimisation out = o.optim;
-  if (!o.gives("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
+  set_defaults(out, [&](std::string_view field) { return o.is_set(field); });
   out.document_mask = out.document_mask || o.data.pack;
   return out;
 }
 
-Backend select_backend(const TrainOptions& o) {
-  if (o.launch) return Backend::threads;  // the launcher selects the backend of the ranks it starts
-  if (o.gives("backend")) return o.plan.backend;
+Backend select_backend(const TypedOptions& o) {
+  if (o.own.launch) return Backend::threads;  // the launcher selects the backend of the ranks it starts
+  if (o.is_set("backend")) return o.plan.backend;
   if (!o.plan.rendezvous.empty()) return Backend::tcp;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
-Plan with_backend(const TrainOptions& o) {
+Plan with_backend(const TypedOptions& o) {
   Plan p = o.plan;
   p.backend = select_backend(o);
   return p;
 }
 
-// The number of ranks of an MPI job or --ranks; 0 if neither is given.
-int64_t given_ranks(const TrainOptions& o, const Plan& p) {
+// 0 if neither an MPI job nor --ranks specifies it.
+int64_t given_ranks(const TypedOptions& o, const Plan& p) {
   if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();
   return job ? job->ranks : 1;
 }
 
-void set_axes(const TrainOptions& o, Plan& p) {
+void set_axes(const TypedOptions& o, Plan& p) {
   for (const auto& [name, axis] : {std::pair("pp", &p.pp), {"dp", &p.dp}, {"cp", &p.cp}, {"tp", &p.tp}})
-    if (!o.gives(name)) *axis = 1;
+    if (!o.is_set(name)) *axis = 1;
   const int64_t ranks = given_ranks(o, p);
   if (ranks == 0) {
-    const bool no_axes = !o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp");
+    const bool no_axes = !o.is_set("pp") && !o.is_set("dp") && !o.is_set("cp") && !o.is_set("tp");
     if (no_axes && std::thread::hardware_concurrency() >= kDefaultRanks &&
         o.optim.batch % (kDefaultRanks * p.microbatches) == 0)
       p.dp = kDefaultRanks;
     return;
   }
   std::vector<int64_t*> open;
-  if (!o.gives("dp")) {
+  if (!o.is_set("dp")) {
     open.push_back(&p.dp);
   } else {
-    if (!o.gives("pp")) open.push_back(&p.pp);
-    if (!o.gives("cp")) open.push_back(&p.cp);
-    if (!o.gives("tp")) open.push_back(&p.tp);
+    if (!o.is_set("pp")) open.push_back(&p.pp);
+    if (!o.is_set("cp")) open.push_back(&p.cp);
+    if (!o.is_set("tp")) open.push_back(&p.tp);
   }
   if (open.size() == 1 && ranks % p.ranks() == 0) *open[0] = ranks / p.ranks();
 }
 
-Plan make_plan(const TrainOptions& o) {
-  Plan p = with_backend(o);
+void check_schedule(const Plan& p) {
   try {
     if (!p.schedule_file.empty()) schedule_named(p.schedule_file);
   } catch (const Error& e) {
     const std::string text = e.what();
     throw Error("--schedule: " + text.substr(text.find(']') + 2));
   }
+}
+
+Plan make_plan(const TypedOptions& o) {
+  check_schedule(o.plan);
+  Plan p = with_backend(o);
   set_axes(o, p);
   return p;
 }
 
-void check_ranks(const TrainOptions& o, const Plan& p) {
+void check_ranks(const TypedOptions& o, const Plan& p) {
   const int64_t ranks = given_ranks(o, p);
   if (has_processes(p) && o.ranks && *o.ranks != ranks)
     bad_usage("--ranks: expected {}, the size of the job, or no --ranks; got {}", ranks, *o.ranks);
@@ -122,42 +129,42 @@ void check_ranks(const TrainOptions& o, const Plan& p) {
   const int64_t rest = p.ranks() / p.dp;
   const std::string nearest = ranks % rest == 0
                                   ? fmt::format("--dp {}", ranks / rest)
-                                  : fmt::format("{} ranks", multiples_near(o.gives("dp") ? p.ranks() : rest, ranks));
+                                  : fmt::format("{} ranks", multiples_near(o.is_set("dp") ? p.ranks() : rest, ranks));
   bad_usage("--ranks: pp {} x dp {} x cp {} x tp {} is {} ranks; expected {}; nearest valid value: {}", p.pp, p.dp,
             p.cp, p.tp, p.ranks(), ranks, nearest);
 }
 
-void check_lora_options(const TrainOptions& o) {
-  for (const auto& [name, given] : {std::pair{"alpha", o.gives("lora_alpha")},
+void check_lora_options(const TypedOptions& o) {
+  for (const auto& [name, given] : {std::pair{"alpha", o.is_set("lora_alpha")},
                                     {"dropout", o.model.lora.dropout > 0},
                                     {"rslora", o.model.lora.rank_stabilised},
-                                    {"targets", o.gives("lora_targets")}})
+                                    {"targets", o.is_set("lora_targets")}})
     if (given && o.model.lora.rank == 0) bad_usage("--lora-{}: requires --lora-rank", name);
   if (o.model.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
     throw Error("--lora-rank: not supported with --dp-mode ps-async, which would also update the frozen weights");
 }
 
-void check_quantize_options(const TrainOptions& o) {
+void check_quantize_options(const TypedOptions& o) {
   const Codec codec = o.model.quantize.codec;
-  if (o.gives("quantize_group") && codec != Codec::gptq)
+  if (o.is_set("quantize_group") && codec != Codec::gptq)
     bad_usage("--quantize-group: requires --quantize gptq, got {}", value_name(codec));
   if (codec != Codec::none && o.model.lora.rank == 0)
     bad_usage("--quantize: {} requires --lora-rank, because 4-bit weights are frozen", value_name(codec));
 }
 
-void check_rendezvous(const TrainOptions& o) {
-  if (o.rank.has_value() != !o.plan.rendezvous.empty())
-    bad_usage("--{}: requires --{}", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
+void check_rendezvous(const TypedOptions& o) {
+  if (o.own.rank.has_value() != !o.plan.rendezvous.empty())
+    bad_usage("--{}: requires --{}", o.own.rank ? "rank" : "rendezvous", o.own.rank ? "rendezvous" : "rank");
   if (o.plan.rendezvous.empty()) return;
   if (!o.ranks) throw Error("--rendezvous: requires --ranks, the world size");
-  if (*o.rank >= *o.ranks)
-    bad_usage("--rank: expected a rank from 0 to {} (--ranks {}), got {}", *o.ranks - 1, *o.ranks, *o.rank);
+  if (*o.own.rank >= *o.ranks)
+    bad_usage("--rank: expected a rank from 0 to {} (--ranks {}), got {}", *o.ranks - 1, *o.ranks, *o.own.rank);
 }
 
-void check_restarts(const TrainOptions& o) {
-  if (o.restarts == 0 && (o.launch || o.hostfile))
-    bad_usage("--{}: requires --restarts N", o.launch ? "launch" : "hostfile");
-  if (o.restarts == 0) return;
+void check_restarts(const TypedOptions& o) {
+  if (o.own.restarts == 0 && (o.own.launch || o.own.hostfile))
+    bad_usage("--{}: requires --restarts N", o.own.launch ? "launch" : "hostfile");
+  if (o.own.restarts == 0) return;
   if (o.run.no_save)
     throw Error("--restarts: cannot be combined with --no-save, because restarts resume from checkpoints");
   if (const auto job = mpi_surroundings(); job && job->ranks > 1)
@@ -168,16 +175,16 @@ void check_restarts(const TrainOptions& o) {
         job->launcher, job->ranks);
   if (!o.plan.rendezvous.empty() && !o.run.out)
     throw Error("--restarts: requires --out with --rendezvous: the same directory for all ranks");
-  if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
+  if (!o.plan.rendezvous.empty() && (o.own.launch || o.own.hostfile))
     bad_usage("--{}: cannot be combined with --rendezvous, which requires every rank to be started separately",
-              o.launch ? "launch" : "hostfile");
-  if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
-    bad_usage("--launch: with --hostfile, expected {{ranks}} in the command, got '{}'", *o.launch);
-  if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
+              o.own.launch ? "launch" : "hostfile");
+  if (o.own.hostfile && o.own.launch && o.own.launch->find("{ranks}") == std::string::npos)
+    bad_usage("--launch: with --hostfile, expected {{ranks}} in the command, got '{}'", *o.own.launch);
+  if (o.own.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
     bad_usage("--hostfile: requires synchronous data parallelism, got --dp-mode {}", value_name(o.plan.dp_mode));
 }
 
-void check_pairs(const TrainOptions& o, ErrorList& found) {
+void check_pairs(const TypedOptions& o, ErrorList& found) {
   const auto refuse = [&](bool wrong, const std::string& message) {
     if (wrong) found.check([&] { throw Error(message); });
   };
@@ -189,7 +196,7 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
   refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
          fmt::format("--min-lr: expected at most --lr ({}), got {}", o.optim.lr, o.optim.min_lr.value_or(0)));
   refuse(o.run.epochs && *o.run.epochs <= 0, "--epochs: expected more than 0, got 0");
-  refuse(o.run.epochs && o.gives("steps"), "--epochs: cannot be combined with --steps, which it replaces");
+  refuse(o.run.epochs && o.is_set("steps"), "--epochs: cannot be combined with --steps, which it replaces");
   refuse(o.data.held.share <= 0, "--val-share: expected more than 0, got 0");
   const bool never = o.run.eval_every == 0 && o.run.eval_share == 0;
   refuse(o.run.patience > 0 && (o.run.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
@@ -198,7 +205,7 @@ void check_pairs(const TrainOptions& o, ErrorList& found) {
                                                                                        : "--dp-mode ps-async"));
   refuse(o.run.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
          "--check-replicas: requires replicas that are identical after each step, got --dp-mode ps-async");
-  refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
+  refuse(o.own.trace && o.plan.dp_mode == DataMode::ps_async,
          "--trace: requires synchronous steps, got --dp-mode ps-async");
   refuse(o.run.resume && !o.run.out, "--resume: requires --out DIR, the run to resume");
   refuse(o.run.resume && o.run.no_save,
@@ -226,7 +233,7 @@ std::string describe_one(const Dataset& d) {
 
 }  // namespace
 
-TrainConfig resolve(const TrainOptions& o) {
+TrainConfig resolve(const TypedOptions& o) {
   TrainConfig c = o;
   c.model = model_config(o);
   c.optim = make_optimisation(o);
@@ -235,10 +242,10 @@ TrainConfig resolve(const TrainOptions& o) {
   return c;
 }
 
-LaunchOptions launch_options(const std::string& command, const TrainOptions& o, const Plan& plan) {
+LaunchOptions launch_options(const std::string& command, const TrainCommand& o, const Plan& plan) {
   LaunchOptions how = launch_options(plan);
   how.shown = with_options;
-  how.rank = static_cast<int>(o.rank.value_or(0));
+  how.rank = static_cast<int>(o.options.rank.value_or(0));
   if (!has_processes(plan)) return how;
   how.same = all_values(o);
   std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
@@ -248,25 +255,17 @@ LaunchOptions launch_options(const std::string& command, const TrainOptions& o, 
   return how;
 }
 
-bool starts_processes(const TrainOptions& o) { return has_processes(with_backend(o)); }
+bool starts_processes(const TypedOptions& o) { return has_processes(with_backend(o)); }
 
-void check_plan(const TrainOptions& o, const TrainConfig& config) {
+void check_plan(const TypedOptions& o, const TrainConfig& config) {
   ErrorList found;
   found.check([&] { check_backend(config.plan, std::max(o.ranks.value_or(1), config.plan.ranks())); });
   found.check([&] { check_ranks(o, config.plan); });
-  found.check([&] { check(config, o.trace); });
+  found.check([&] { check(config, o.own.trace); });
   of_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
 }
 
-TrainConfig checked(const TrainOptions& options) {
-  ErrorList found;
-  TrainOptions o = options;
-  TrainConfig config;
-  found.check([&] { config = resolve(o); });
-  if (!found.none()) {
-    o.plan.schedule_file.clear();  // no other option makes resolve() throw
-    config = resolve(o);
-  }
+void check(const TypedOptions& o, const TrainConfig& config, ErrorList found) {
   bool has_sizes = true;
   try {
     check_sizes(config);
@@ -278,12 +277,20 @@ TrainConfig checked(const TrainOptions& options) {
   found.check([&] { check_plan(o, config); });
   check_pairs(o, found);
   found.raise();
+}
+
+TrainConfig checked(TypedOptions o) {
+  ErrorList found;
+  found.check([&] { check_schedule(o.plan); });
+  if (!found.none()) o.plan.schedule_file.clear();
+  TrainConfig config = resolve(o);
+  check(o, config, std::move(found));
   return config;
 }
 
 // docs/measurements/accuracy.md, "The default job", lists the candidates that were measured.
-TrainOptions default_job() {
-  TrainOptions o;
+TypedOptions default_job() {
+  TypedOptions o;
   o.preset = "llama-nano";
   o.data.tokenizer = "bpe-1024";
   o.optim.lr = 3e-3;
@@ -291,13 +298,13 @@ TrainOptions default_job() {
 }
 
 bool is_default_job(const TrainConfig& o) {
-  const TrainOptions job = default_job();
+  const TrainConfig job = default_job();
   return o.preset == job.preset && o.data.source == job.data.source && o.data.tokenizer == job.data.tokenizer;
 }
 
 bool chooses_job(std::string_view option, std::string_view value) {
   if (option == "dropout" || option == "dtype") return false;  // these do not select the model
-  TrainOptions o;
+  TypedOptions o;
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(option);
   if (!s || (s->is_flag() && !s->field.open && value == "false")) return false;  // the default
@@ -306,12 +313,13 @@ bool chooses_job(std::string_view option, std::string_view value) {
 }
 
 std::string default_job_args(const TrainConfig& o) {
-  const Args defaults = config_values(TrainOptions());
+  const Args defaults = config_values(TypedOptions());
   std::set<std::string> job_options;
   for (const auto& entry : config_values(default_job()))
     if (std::ranges::find(defaults, entry) == defaults.end()) job_options.insert(entry.first);
   std::string out;
-  for (const auto& [name, value] : config_values(o)) {
+  const FieldNames none;  // no derived field belongs to the default job
+  for (const auto& [name, value] : config_values(o, &none)) {
     if (!job_options.contains(name)) continue;
     const bool text = value.starts_with('"');
     out += fmt::format("{}--{} {}", out.empty() ? "" : " ", name, text ? value.substr(1, value.size() - 2) : value);

@@ -1,4 +1,4 @@
-// Converts options to a job, rejects invalid combinations, and opens the data.
+// Completes typed options to a configuration, rejects invalid combinations, and opens the data.
 #pragma once
 #include <optional>
 #include <string>
@@ -14,20 +14,22 @@ namespace tessera {
 // given, the only other axis without a value. All other axes are 1. Without rank options, the job uses two
 // data-parallel ranks if the machine and the batch allow it. The mesh may have a different number of ranks, which
 // check_plan() rejects. Throws Error (usage) for an unknown schedule.
-TrainConfig resolve(const TrainOptions& typed);
+TrainConfig resolve(const TypedOptions& typed);
 // Whether the ranks will be processes rather than threads of this process.
-bool starts_processes(const TrainOptions& typed);
+bool starts_processes(const TypedOptions& typed);
 // Throws Error (usage) naming options and the nearest valid values.
-void check_plan(const TrainOptions& typed, const TrainConfig& config);
-// Calls resolve(), and throws Error (usage) for invalid combinations of options. Single values were checked when set.
-TrainConfig checked(const TrainOptions& typed);
+void check_plan(const TypedOptions& typed, const TrainConfig& config);
+// Throws Error (usage) for `found` and invalid combinations of options. Single values were checked when set.
+void check(const TypedOptions& typed, const TrainConfig& config, ErrorList found = {});
+// Calls resolve() and check(), and reports the errors of both.
+TrainConfig checked(TypedOptions typed);
 // Launch options of a command. All processes must run the same program and command with the same options, except output
 // options.
-LaunchOptions launch_options(const std::string& command, const TrainOptions& options, const Plan& plan);
+LaunchOptions launch_options(const std::string& command, const TrainCommand& options, const Plan& plan);
 
 // The default job of `train`: the model, tokenizer and learning rate with the lowest loss after about a minute on two
 // cores. Options such as plan options or --steps modify it.
-TrainOptions default_job();
+TypedOptions default_job();
 // Whether `o` trains the model, data and tokenizer of the default job, under any plan and learning rate.
 bool is_default_job(const TrainConfig& o);
 // Whether an option of `train` with this value selects model, data, tokenizer or initial weights, so that the default

@@ -56,7 +56,7 @@ std::string diagnosis_text(const VerifyResult& r) {
   return out.empty() ? "" : out + "\n";
 }
 
-std::string fault_text(const InjectedFault& d, const Job& job) {
+std::string fault_text(const InjectedFault& d, const TrainConfig& job) {
   return fmt::format("Injected fault: {}, {}: {}.\n", d.name, d.where(job), d.what);
 }
 
@@ -156,7 +156,7 @@ Ordered diagnosis_json(const VerifyResult& r) {
 }
 
 // `defect`: the injected fault or null.
-std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const InjectedFault* defect) {
+std::string verify_json(const VerifyResult& r, const TrainConfig& job, const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
   if (const InjectedFault* const d = defect)
@@ -165,7 +165,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
-                       {"dtype", value_name(o.optim.dtype)},
+                       {"dtype", value_name(job.optim.dtype)},
                        {"plan", plan_json(job.plan)},
                        {"losses", r.losses},
                        {"bound", r.bound},
@@ -229,9 +229,8 @@ std::string bytes_text(const VerifyResult& r) {
   std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
                                 "calls", "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
-    SentBytes expected;
-    for (const SentBytes& e : r.expected_sent)
-      if (e.axis == s.axis && e.operation == s.operation) expected = e;
+    const SentBytes* const found = find_sent(r.expected_sent, s);
+    const SentBytes expected = found ? *found : SentBytes();
     out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation,
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
                        expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
@@ -262,10 +261,11 @@ std::string pipeline_text(const VerifyResult& r) {
   return out + (r.bubble_formula ? fmt::format("; formula {:.4f}\n", *r.bubble_formula) : "\n");
 }
 
-std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
+std::string to_text(const VerifyResult& r, const TrainConfig& job) {
+  const Plan& plan = job.plan;
   const bool independent = plan.dp_mode == DataMode::diloco;
   std::string out = fmt::format("{} step{} in {} on {}, compared with {}{}\n\n", r.steps, r.steps == 1 ? "" : "s",
-                                value_name(o.optim.dtype), describe_plan(plan),
+                                value_name(job.optim.dtype), describe_plan(plan),
                                 independent ? fmt::format("{} serial runs with outer steps", plan.dp) : "one rank",
                                 r.exact && !independent ? " reducing in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not finish\n\n";
@@ -315,28 +315,28 @@ VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
 }  // namespace
 
 int run(const VerifyOptions& options) {
-  if (options.placements) return verify_placements(*options.placements, options.run.json());
-  TrainOptions o = options.run;
+  if (options.placements) return verify_placements(*options.placements, options.run.options.json());
+  TrainCommand command = options.run;
+  TrainConfig& job = command.config;
   const bool is_random = options.defect == "random";
-  if (is_random && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
-  const bool json = o.format == "json";
+  if (is_random && !command.set.contains("seed")) job.optim.seed = std::random_device()() % 1'000'000;
+  const bool json = command.options.json();
   if (options.defect == "list") {
     print(fault_list(json));
     return 0;
   }
   if (json && options.hide) throw Error("--hide: is interactive and cannot be combined with --format json");
-  const Job& job = o;
-  const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
+  const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(job.optim.seed))
                                         : options.defect ? &defect(*options.defect)
                                                          : nullptr;
   if (injected) check_applies(*injected, job);
   check_memory_for_verifying(job);
-  check_dump(job, o.run.dump);
-  std::optional<Progress> progress(std::in_place,
-                                   Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
-  int64_t dump = o.run.dump;  // only in the first run: the search for a cause reruns the plan
-  const VerifyResult r = explain(job, [&](const Job& j) {
-    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = launch_options("verify", o, j.plan); },
+  check_dump(job, job.run.dump);
+  std::optional<Progress> progress(
+      std::in_place, Progress::for_stderr(job.optim.steps, command.options.rank.value_or(0) > 0 || !speaks_for_all()));
+  int64_t dump = job.run.dump;  // only in the first run: the search for a cause reruns the plan
+  const VerifyResult r = explain(job, [&](const TrainConfig& j) {
+    VerifyHooks hooks{.launching = [&](LaunchOptions& how) { how = launch_options("verify", command, j.plan); },
                       .working =
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {
                             progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
@@ -347,10 +347,9 @@ int run(const VerifyOptions& options) {
   });
   progress.reset();  // clears the progress line
   if (!r.known) return 0;
-  if (const std::string useless = useless_options(o); !useless.empty())
-    std::fputs((one_line(useless) + "\n").c_str(), stderr);
-  if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", o.optim.seed));
-  print(json ? verify_json(r, o, job, injected) : to_text(r, o, job.plan));
+  if (const std::string useless = useless_options(job); !useless.empty()) say(useless);
+  if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", job.optim.seed));
+  print(json ? verify_json(r, job, injected) : to_text(r, job));
   if (!json && injected && !options.hide) print(fault_text(*injected, job) + "\n");
   if (!json && !r.passed()) {
     print(failure_text(r));

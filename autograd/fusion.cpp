@@ -95,7 +95,7 @@ bool writes_at_once(const Grads& g, int first, int count) {
          std::ranges::all_of(edges, [](const Edge& e) { return !e.wanted() || (e.leaf && !e.leaf->transient); });
 }
 
-// Count parameters from last to first, the order in which a chain of layers produces gradients.
+// Marks gradients as done from last to first, the order in which a chain of layers produces them.
 void write_grads(Grads& g, int first, int count, std::function<void(std::span<const GradTarget>)> write) {
   const Node& node = GraphAccess::node(g);
   std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));

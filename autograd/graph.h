@@ -15,7 +15,7 @@ namespace tessera {
 //
 //   nothing ----- a gradient ----> this_pass ---- the last of this backward ----> all
 //      ^  \___________________ settle() ___________________________________________^
-//      |____________________________ clear, another buffer _________________________|
+//      |____________________________ clear, new buffer _____________________________|
 enum class GradState {
   nothing,    // the next gradient overwrites
   this_pass,  // gradients of the running backward pass only

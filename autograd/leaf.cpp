@@ -70,7 +70,7 @@ void Leaf::settle() {
   holds = GradState::all;
 }
 
-// Ops write gradients in the value's dtype or in float32; for a buffer of another dtype they are rounded.
+// Ops write gradients in the value's dtype or in float32; for a buffer of a different dtype they are rounded.
 void Leaf::write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const {
   Tensor target = out;
   if (out.dtype() == dtype || out.dtype() == DType::float32) return write(target);

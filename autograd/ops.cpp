@@ -1,4 +1,4 @@
-// Elementwise sums and shape ops: forward passes and vjps.
+// Elementwise sums, shape ops and embeddings: forward passes and vjps.
 #include "autograd/ops.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "autograd/fusion.h"
+#include "tensor/ops/embedding.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
@@ -67,6 +68,13 @@ Var add_columns(Var y, int64_t first, const Var& t) {
   return record_one("add_columns", std::move(out), {y_edge, t.edge()}, [slice](Grads& g) {
     if (g.needs(1)) g.give(1, slice(g.output()).contiguous());
     if (g.needs(0)) g.give(0, g.take_output());
+  });
+}
+
+Var embedding(const Tensor& ids_anywhere, const Var& table) {
+  const Tensor ids = ids_on_device(table.value(), ids_anywhere);
+  return record_one("embedding", embedding(ids, table.value()), {table}, [ids](Grads& g) {
+    g.write_grad(0, [ids, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, ids); });
   });
 }
 

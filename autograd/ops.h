@@ -1,5 +1,5 @@
-// Differentiable ops on Vars; tensor/ops/ documents values, shapes and errors. Ops that accept a Var by value may
-// overwrite it: pass std::move(x) if x is not used afterwards.
+// Differentiable ops on Vars (ops.cpp, and ops/ by family); tensor/ops/ documents values, shapes and errors. Ops that
+// accept a Var by value may overwrite it: pass std::move(x) if x is not used afterwards.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -68,24 +68,29 @@ struct LinearWeights {
   PackedWeights* packs = nullptr;
   std::shared_ptr<const SharedInput> shared = nullptr;
 };
-// down(gelu(up(x))): x (..., C) -> (..., C'). On the CPU bitwise identical to linear(), bias_gelu() and linear().
-// `recompute` recomputes GELU's output in the backward pass. The input of `up` may be sharded.
-Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute = false,
-             GeluForm form = GeluForm::tanh);
+// How a feed-forward layer activates its hidden channels; models, layers and experts pass this record on.
+struct ActivationOptions {
+  Activation kind = Activation::gelu;
+  bool gated = false;      // f(gate) * up of x = [gate | up] (..., 2 F) -> (..., F), instead of f(x)
+  bool recompute = false;  // ops that would save the result recompute it from x
+};
+inline constexpr ActivationOptions kSwiglu{.kind = Activation::silu, .gated = true};
+// `bias` (C), if defined, is added to an ungated x, which may be overwritten.
+Var activate(Var x, const ActivationOptions& options, const Var& bias = Var());
+// down(activate(up(x))), ungated: x (..., C) -> (..., C'). On the CPU bitwise identical to linear(), activate() and
+// linear(). The input of `up` may be sharded.
+Var mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, const ActivationOptions& options = {});
 
-// `recompute`, here and in bias_gelu: ops that would save the result recompute it from its input.
+// `recompute` as in ActivationOptions.
 Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options = {}, bool recompute = false);
 // {x + y, norm(x + y)}.
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options = {},
                              bool recompute = false);
-// Deferred so that a norm can fuse the addition (autograd/fusion.h).
+// Defers the addition so that a norm can fuse it (autograd/fusion.h).
 Var add_residual(const Var& x, Var y);
 Var softmax(const Var& x);
 Var log_softmax(const Var& x);
-Var bias_gelu(Var x, const Var& bias, bool recompute = false, GeluForm form = GeluForm::tanh);
 Var embedding(const Tensor& ids, const Var& table);  // ids may be in host memory for a table on a GPU
-// x = [gate | up] (..., 2 F) -> silu(gate) * up (..., F).
-Var swiglu(const Var& x, bool recompute = false);
 Var dropout(Var x, double p, const DropoutTile& tile);
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options = {});
 // qkv (B, T, (H + 2 K) D), packed as [q | k | v] -> (B, T, H D).
@@ -113,8 +118,8 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
 // Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"): f(inputs), saving only
 // the inputs; the backward pass reruns f. At least one input must require a gradient if gradients are enabled. Cost:
 // one additional forward pass of f. Dropout uses the counter-based RNG and ops are deterministic, so gradients are
-// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for its backward pass uses the
-// recomputed result, which is then computed earlier.
+// bitwise identical to those of plain f. With `drop_result`, an op that would save the result for its backward pass
+// triggers the rerun of f instead, and uses the recomputed result.
 Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
                bool drop_result = false);
 

@@ -22,8 +22,8 @@ class Saved {
   Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: implicit conversion
   explicit Saved(std::function<Tensor()> recompute) : recompute_(std::move(recompute)) {}
   Tensor get() const { return recompute_ ? recompute_() : tensor_; }
-  // The form to save for a possibly deferred weight gradient (null: not deferred). Deferred gradients need the tensor
-  // itself, because recomputation may need parameters that are freed by then (parallel/zero.h).
+  // The form to save for a weight gradient (`later` null: not deferred). Deferred gradients need the tensor itself,
+  // because recomputation may need parameters that are freed by then (parallel/zero.h).
   Saved until(const DeferredWeightGrads* later) const { return later ? Saved(get()) : *this; }
 
  private:
@@ -45,7 +45,7 @@ class Var {
   int64_t dim(int i) const { return meta().dim(i); }
   DType dtype() const { return meta().dtype(); }
   bool requires_grad() const;
-  // This value, as an input() if it requires no gradient, so that the backward pass reaches the parameters below.
+  // This value, as an input() if it requires no gradient, so that the backward pass also visits the ops that use it.
   Var tracked() const;
 
   // For leaves that require a gradient (parameters): undefined before the first gradient.
@@ -57,7 +57,8 @@ class Var {
   // Calls f when this leaf has received all gradients of one backward(), including deferred ones.
   void on_grad(std::function<void()> f);
 
-  // For ops: this value, cheap to recompute, for which ops save `recompute` instead of the elements.
+  // For ops whose result is cheap to recompute: this value, for which consumers save `recompute` instead of the
+  // elements.
   Var with_recompute(std::function<Tensor()> recompute) const;
   Saved saved() const;
   // The graph position without the value, as an argument of record() for ops that save no inputs.
@@ -96,7 +97,7 @@ struct NoGrad : GradMode {
 
 // Deferred weight gradients of a backward(): run() computes them in the same order. Until then parameters, their
 // gradients and the counts of on_grad() are unchanged, so other backward passes over the same weights may run in
-// between with bitwise identical results. For overlapped communication and zero-bubble pipelines (Qi et al. 2024,
+// between with bitwise identical results. Used for overlapped communication and zero-bubble pipelines (Qi et al. 2024,
 // section 2).
 class DeferredWeightGrads {
  public:

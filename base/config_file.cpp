@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMaxBytes = size_t{4} << 20;
 constexpr const char* kBlank = " \t";
 constexpr const char* kOfKeys = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
-constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // numbers, true and false
+constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // characters of numbers, true and false
 
 struct Line {
   std::string place;  // PATH:LINE
@@ -35,7 +35,7 @@ struct Line {
     while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
     return take(at + 1);
   }
-  // Skips blanks.
+  // Skips blanks; returns the column.
   size_t at() {
     take_all(kBlank);
     return full.size() - rest.size();

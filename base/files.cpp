@@ -41,7 +41,7 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// None if the name does not exist. A name that cannot be resolved is an error.
+// Returns `none` if the name does not exist; throws InputError if it cannot be resolved.
 fs::file_type file_kind(const fs::path& name) {
   std::error_code error;
   const fs::file_type kind = fs::status(name, error).type();

@@ -17,25 +17,25 @@ namespace tessera {
 // Throws InputError unless the file is regular and readable.
 std::string read_file(const std::filesystem::path& file);
 
-// Identifies a file passed by mistake by its first bytes: "a Git LFS pointer: ...", "a web page". Empty if unknown;
-// with `as_text`, also if text could begin with these bytes.
+// Recognizes a file of the wrong kind by its first bytes: "a Git LFS pointer: ...", "a web page". Empty if unknown, or
+// if `as_text` is set and text could also begin with these bytes.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
-// Whether Windows, macOS or an archive program creates such a file: desktop.ini, ._NAME.
+// Whether the file is metadata of Windows, macOS or an archive program: desktop.ini, ._NAME.
 bool is_system_file(const std::filesystem::path& file);
 
-// Throw InputError if links or permissions hide the name.
+// Throw InputError if links or permissions prevent resolving the name.
 bool is_there(const std::filesystem::path& name);
 bool is_folder(const std::filesystem::path& name);
 bool is_plain_file(const std::filesystem::path& name);
-// The first four bytes; 0 if the file cannot be read.
+// The first four bytes as an integer; 0 if the file cannot be read.
 int32_t first_number(const std::filesystem::path& file);
 
 // Calls f for successive chunks, using 1 MiB of memory (a mapped file would count as resident memory). Throws like
 // read_file().
 void read_chunks(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
-// Several writers fill disjoint ranges. All functions throw OutputError.
+// Several writers fill disjoint ranges of the file. All functions throw OutputError.
 class SharedFile {
  public:
   // Creates a file of `size` bytes that begins with `first`; it must not exist.
@@ -52,7 +52,7 @@ class SharedFile {
 // Makes a rename in the directory survive a power failure. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// Creates parents, too. Throws OutputError.
+// Also creates missing parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
 class Checksum {
@@ -65,7 +65,7 @@ class Checksum {
   std::shared_ptr<XXH3_state_s> state_;
 };
 
-// XXH3-64. Throw like read_file().
+// XXH3-64 checksums. Throw like read_file().
 using ChunkFunction = std::function<void(std::span<const std::byte> chunk)>;
 uint64_t checksum(std::string_view bytes);
 uint64_t file_checksum(const std::filesystem::path& file);

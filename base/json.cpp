@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 constexpr size_t kDeepest = 64;
 constexpr std::string_view kOfNumbers = "+-.0123456789eE", kBefore = " \t\r\n:,[";
 
-// A number outside double's range, or Python's NaN or Infinity, where nlohmann's parser stops.
+// A number outside double's range, or Python's NaN or Infinity, at which nlohmann's parser stops.
 struct Huge {
   size_t ordinal;  // index among the numbers in the text, from 1
   size_t begin, size;
@@ -157,7 +157,8 @@ class Events final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-// Sums the C library's allocations for the nodes of both trees, sorted and insertion-ordered, and for growing arrays.
+// Estimates the memory that the C library allocates for the nodes of both kinds of tree (sorted and insertion-ordered)
+// and for growing arrays.
 void require_memory_for_json(std::string_view text, const std::string& what) {
   constexpr size_t kSmall = size_t{1} << 14;
   constexpr int64_t kGrowth = 4;  // values built from the tree coexist with it
@@ -175,7 +176,7 @@ void require_memory_for_json(std::string_view text, const std::string& what) {
 }
 
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
-  // nlohmann's parser ends at a NUL and ignores the rest.
+  // nlohmann's parser stops at a NUL and ignores the rest.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     bad_input("{}: not valid JSON at byte {}: NUL byte", what, nul);
   require_memory_for_json(text, what);

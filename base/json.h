@@ -34,7 +34,7 @@ struct JsonAside {
 // Null if the key is missing.
 const nlohmann::json& value_at(const nlohmann::json& json, std::string_view key);
 
-// In ASCII, truncated after `max_bytes`; for a discarded value, its possible causes.
+// ASCII text, truncated after `max_bytes`; for a discarded value, the possible reasons.
 std::string shown(const nlohmann::json& value, size_t max_bytes = 120);
 
 // Null, false, or an empty array or object.

@@ -61,7 +61,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   if (::pipe2(report.data(), O_CLOEXEC) != 0) return errno;
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // prevents this process's handlers in the child
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // so that the child runs none of this process's handlers
   const pid_t parent = ::getpid();
   child = ::fork();
   if (child == 0) become(arguments.data(), parent, report[1], directory, out);
@@ -77,7 +77,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   return error;
 }
 
-// False at the deadline. Only the last 64 KiB are retained.
+// Returns false at the deadline. Retains at least the last 64 KiB of output.
 bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   std::array<char, 4096> block;
   while (true) {
@@ -94,7 +94,7 @@ bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   }
 }
 
-// As waitpid(), but the child is reaped only when it leaves the list, so its id cannot be reused earlier.
+// Like waitpid(), but the child is reaped only when it leaves `running`, so its id cannot be reused earlier.
 int wait_for(pid_t child) {
   siginfo_t ended{};
   while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
@@ -179,7 +179,7 @@ int StartedProgram::end_rest(double seconds) {
   std::set<pid_t> told;
   const Clock::time_point patient =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const Clock::time_point end = patient + std::chrono::seconds(10);  // even SIGKILL may wait for a lost disk
+  const Clock::time_point end = patient + std::chrono::seconds(10);  // even SIGKILL is delayed by I/O on a lost disk
   for (std::set<pid_t> left; Clock::now() < end && !(left = children()).empty();
        std::this_thread::sleep_for(std::chrono::milliseconds(10)))
     for (const pid_t child : left) {

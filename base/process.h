@@ -22,7 +22,7 @@ struct ProgramResult {
 ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
                           int timeout_seconds);
 
-// Also prevents new ones from starting; for a process about to exit.
+// For a process about to exit: also prevents programs from starting.
 void kill_running_programs();
 
 // A concurrent program in a separate process group, with this process's standard output and error and an empty standard
@@ -32,9 +32,9 @@ class StartedProgram : NotCopied {
  public:
   // Finds the program through PATH. Main thread only. Throws Error if it cannot be started.
   explicit StartedProgram(const std::vector<std::string>& command);
-  ~StartedProgram();  // kills it
+  ~StartedProgram();  // kills the program
 
-  // Empty until the program has ended; 128 + n for signal n.
+  // Exit status, or 128 + n for signal n; empty until the program has ended.
   std::optional<int> ended();
   void signal(int number) const;  // to the process group
   // Terminates orphaned descendants, such as the ranks of a killed mpirun: SIGTERM, then SIGKILL after `seconds`.

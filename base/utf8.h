@@ -15,13 +15,12 @@ std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position
 // Appends `\xe9` for a byte of invalid UTF-8 or an invisible character.
 void append_escaped(std::string& out, char byte);
 
-// Appends the one to four bytes of a code point.
 void append_utf8(std::string& out, char32_t code_point);
 
 // npos if all bytes are valid. Cost: one pass.
 size_t find_invalid_utf8(std::string_view bytes);
 
-// The number of bytes from `position` that begin an incomplete character, or 0.
+// Number of bytes at `position` that begin but do not complete a character, or 0.
 size_t begun_character(std::string_view bytes, size_t position);
 
 // Unicode White_Space.
@@ -39,8 +38,8 @@ std::string_view stripped(std::string_view text, bool left, bool right, const F&
   return text;
 }
 
-// Inserts U+FFFD, one per byte that begins no character, and one per incomplete character, as in Python and Rust
-// (Unicode Standard 3.9, "maximal subparts").
+// Replaces each byte that begins no character, and each incomplete character, by U+FFFD, as in Python and Rust (Unicode
+// Standard 3.9, "maximal subparts").
 std::string replace_broken(std::string_view bytes);
 // Escapes every invalid byte as `\xe9`, for display.
 std::string escape_broken(std::string_view bytes);

@@ -47,7 +47,7 @@ int write_and_close(int fd, std::span<const std::string_view> chunks, bool flush
   return ::close(fd) == 0 || !ok ? cause : errno;
 }
 
-// Opens a file that must be written in place: standard output or error, a pipe or a device. Negative otherwise.
+// Opens a file that must be written in place: standard output or error, a pipe or a device. Negative for other files.
 int open_in_place(const fs::path& file) {
   struct stat target_info {};
   if (::stat(file.c_str(), &target_info) != 0) return -1;
@@ -219,7 +219,7 @@ bool is_day_old(const fs::path& path) {
 bool is_being_written(const fs::path& path, pid_t process) {
   if (process <= 0) return false;
   if (process != ::getpid()) return ::kill(process, 0) == 0 || errno == EPERM;
-  const std::lock_guard lock(temporaries_mutex);  // otherwise left by a dead process with the same pid
+  const std::lock_guard lock(temporaries_mutex);  // an unlisted file is from a dead process with the same pid
   const auto same = [&](const fs::path& own) { return own.filename() == path.filename(); };
   return std::ranges::any_of(temporaries(), same);
 }

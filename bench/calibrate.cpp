@@ -271,9 +271,9 @@ void time_rows(KernelTimer& timer) {
         },
         [](Vars& in, Var normed) { return add(in[1], std::move(normed)); });
     timer.time({Kernel::gelu_forward, Kernel::gelu_backward}, matrix_sizes(m, 4 * n), {{wide}, {{4 * n}}},
-               [](Vars& in, const Vars& w) { return bias_gelu(std::exchange(in[0], Var()), w[0]); });
+               [](Vars& in, const Vars& w) { return activate(std::exchange(in[0], Var()), {}, w[0]); });
     timer.time({Kernel::swiglu_forward, Kernel::swiglu_backward}, matrix_sizes(m, 2 * n), {{wide}, {}},
-               [](Vars& in, const Vars&) { return swiglu(in[0]); });
+               [](Vars& in, const Vars&) { return activate(in[0], kSwiglu); });
     timer.time({Kernel::add, Kernel::add}, matrix_sizes(m, n), {{x, x}, {}, false, false},
                [](Vars& in, const Vars&) { return add(in[0], in[1]); });
   }

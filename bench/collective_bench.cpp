@@ -65,7 +65,7 @@ struct Collective {
   std::string_view name;
   Op op;
   bool native;           // available in MPI and NCCL
-  double bus_numerator;  // busbw / algbw, times n / (n - 1) if chunked
+  double bus_numerator;  // busbw / algbw; if chunked, without the factor (n - 1) / n
   bool chunked;          // each rank holds a chunk of the result or the work
   // Bytes sent by all ranks in units of S / n.
   int64_t (*volume)(int64_t n, bool through_root);
@@ -189,7 +189,7 @@ std::vector<Case> implementations(const Collective& collective, Backend backend)
   return out;
 }
 
-// For rounds of similar duration.
+// Calls per round, for rounds of similar duration.
 int64_t default_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
 
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
@@ -243,7 +243,7 @@ planner::LinkCost measure_exchange(planner::Exchange what, const Calibration& ho
 }
 
 std::vector<RankRow> collective_rows(const Place& place, Families& families) {
-  std::vector<int> thread_ranks{2};  // 4 and 8 only with enough CPUs
+  std::vector<int> thread_ranks{2};  // 4 and 8 are added if there are enough CPUs
   for (const int n : {4, 8})
     if (static_cast<unsigned>(n) <= std::thread::hardware_concurrency()) thread_ranks.push_back(n);
   std::vector<RankRow> rows;

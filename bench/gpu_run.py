@@ -240,14 +240,14 @@ def describe(gpu):
 
 
 def write_tokens(folder, vocab, count):
-    """Tokens as a BPE text has them roughly, over the whole vocabulary, the frequent ones with low numbers: the probability
-    of token r is as 1 / (r + 2.7) (Zipf's law with Mandelbrot's constant), drawn from a fixed seed. Writes llm.c's token
-    file, folder/tokens.bin, and the tokenizer's files beside it, in which every token beyond the 256 bytes is one by itself."""
+    """Random tokens with a distribution similar to a BPE text: the probability of token r is proportional to 1 / (r + 2.7)
+    (Zipf-Mandelbrot law), with a fixed seed. Writes folder/tokens.bin, an llm.c token file, and the tokenizer's files, in
+    which all tokens beyond the 256 bytes are special."""
     cumulated = list(itertools.accumulate(1 / (r + 2.7) for r in range(vocab)))
     tokens = array.array("H", random.Random(1).choices(range(vocab), cum_weights=cumulated, k=count))
     with open(os.path.join(folder, "tokens.bin"), "wb") as f:
         f.write(array.array("i", [*HEADER, count] + [0] * (256 - len(HEADER) - 1)).tobytes() + tokens.tobytes())
-    # GPT-2's spelling of bytes: what is visible in Latin-1 stands for itself, the others for U+0100 and on
+    # GPT-2's byte alphabet: bytes visible in Latin-1 map to themselves, the others to U+0100 and following
     visible = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
     spellings = [chr(b) for b in visible] + [chr(0x100 + i) for i in range(256 - len(visible))]
     spellings += [f"<{r}>" for r in range(256, vocab)]
@@ -258,8 +258,8 @@ def write_tokens(folder, vocab, count):
 
 
 def library_path():
-    """Where a packed build finds CUDA's libraries, cuDNN and NCCL: where PyTorch's are, so that both run on the same, or else
-    in the toolkit."""
+    """Library path of a packed build for CUDA, cuDNN and NCCL: PyTorch's packages, so that both programs use the same
+    libraries, then the CUDA toolkit."""
     packages = dict.fromkeys([sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages()])
     wheels = [os.path.join(folder, "nvidia", name, "lib") for folder in packages
               if os.path.isdir(os.path.join(folder, "nvidia")) for name in sorted(os.listdir(os.path.join(folder, "nvidia")))]

@@ -158,7 +158,7 @@ struct Context {
   std::optional<Ceilings> measured = {};
 
   const Ceilings& ceilings() {
-    // Size of typical operands; on a GPU of the largest ones, so that launch latency is negligible.
+    // Size of typical operands; on a GPU, of the largest, so that launch latency is negligible.
     const int64_t columns = on_gpu() ? sizes.vocab : sizes.channels;
     if (!measured) measured = measure_ceilings(dtype, sizes.batch * sizes.tokens * columns * 4, arena);
     return *measured;

@@ -89,8 +89,8 @@ void Cases::add_rows() {
       [](const Vars& v) { return add_norm(v[0], v[1], v[2], v[3]).second; });
   add("softmax", {vocabulary}, [](const Vars& v) { return softmax(v[0]); });
   add("log_softmax", {vocabulary}, [](const Vars& v) { return log_softmax(v[0]); });
-  add("bias_gelu", {{rows_, hidden_}, {hidden_}}, [](const Vars& v) { return bias_gelu(v[0], v[1]); });
-  add("swiglu", {{rows_, 2 * hidden_}}, [](const Vars& v) { return swiglu(v[0]); });
+  add("bias_gelu", {{rows_, hidden_}, {hidden_}}, [](const Vars& v) { return activate(v[0], {}, v[1]); });
+  add("swiglu", {{rows_, 2 * hidden_}}, [](const Vars& v) { return activate(v[0], kSwiglu); });
   const Tensor token_ids = ids();
   const std::vector<int32_t> numbers = token_ids.on_host().to_vector<int32_t>();
   add("embedding", {{s_.vocab, s_.channels}}, [token_ids](const Vars& v) {
@@ -111,7 +111,7 @@ void Cases::add_products() {
   add("linear", {plane_, up_, {hidden_}}, linear_,
       [packs = std::make_shared<PackedWeights>()](const Vars& v) { return linear(v[0], v[1], v[2], packs.get()); });
   add("gelu_mlp", {plane_, up_, {hidden_}, {s_.channels, hidden_}, {s_.channels}}, twice,
-      [](const Vars& v) { return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}); });
+      [](const Vars& v) { return mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}); });
   // Computes both gradients in forward.
   const Flops forward{6.0 * static_cast<double>(rows_ * s_.channels * s_.vocab), 0};
   add("linear_cross_entropy", {plane_, {s_.vocab, s_.channels}}, forward,

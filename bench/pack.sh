@@ -33,10 +33,11 @@ done
 [[ -d $(dirname "$file") ]] || die "no such directory: $(dirname "$file")"
 
 mkdir -p "$build"
-# The layers are shared libraries: seven programs hold the kernels once. The run path is of the old kind, by which libraries
-# of libraries are looked for too; it names the pack's own folder and no other.
+# The layers are shared libraries, so that seven programs share one copy of the kernels. The run path is a DT_RPATH, which also
+# applies to transitive libraries; it names only the pack's directory.
 cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_MPI=OFF -DTESSERA_CUDNN=ON \
-  -DTESSERA_FLOAT64_KERNELS="$double" -DTESSERA_NCCL=ON -DTESSERA_TESTS_WITH=Gpu -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
+  -DTESSERA_FLOAT64_KERNELS="$double" -DTESSERA_NCCL=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
+  -DTESSERA_TEST_FILES="$(cd "$root" && grep -l Gpu tests/*/*_test.cpp | paste -sd ';')" \
   -DCMAKE_CXX_FLAGS=-fno-semantic-interposition -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$build/lib" \
   -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib' -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=OFF \
   -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags \
@@ -77,14 +78,14 @@ done
 ((missing == 0)) || die "a library is missing" 1
 strip --strip-unneeded "$packed"/build/lib/*
 
-# A run path to a folder of this machine would go before LD_LIBRARY_PATH there, and hide that machine's own libraries.
+# A run path to a directory of this machine would precede LD_LIBRARY_PATH and hide the GPU machine's libraries.
 for binary in "$packed"/build/{bin,tests,lib}/*; do
   paths=$(readelf -d "$binary" | sed -n 's/.*(\(RPATH\|RUNPATH\)).*\[\(.*\)\]/\2/p')
   ours=$([[ $binary != */lib/* || $binary == */libtessera_* ]] && echo yes || true)
   [[ $paths == '$ORIGIN/../lib' || (-z $paths && -z $ours) ]] ||
     die "$(basename "$binary") has the run path '$paths'; expected only \$ORIGIN/../lib" 1
 done
-# It starts without this machine's environment and trains on a CPU, and without a card it says so in a line.
+# The packed program starts without this machine's environment, trains on a CPU, and reports a missing GPU in one line.
 bare() {
   env -i TESSERA_CACHE="$work/cache" LD_LIBRARY_PATH="$LD_LIBRARY_PATH" CUDA_VISIBLE_DEVICES='' "$packed/build/bin/tessera" "$@" 2>&1
 }

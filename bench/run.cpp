@@ -333,8 +333,8 @@ Outputs::Rows fit_rows(const Families& families) {
   return out;
 }
 
-// CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load average
-// covers several minutes, including preceding rounds of an A/B series.
+// CPUs used by other programs, including other virtual machines (`steal`); nullopt if not reported. The load average is
+// unsuitable because it covers several minutes, including preceding rounds of an A/B series.
 class OtherPrograms {
  public:
   // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: equally
@@ -351,7 +351,7 @@ class OtherPrograms {
  private:
   struct Usage {
     std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();
-    double busy = 0, own = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // CPU seconds of all CPUs
+    double busy = 0, own = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // CPU time: all, own
     Usage() {
       std::ifstream in("/proc/stat");
       std::string name;

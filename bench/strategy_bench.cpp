@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kSteps = 9, kPipelined = 4;  // kPipelined: micro-batches
 
-Sequences sequences_for(const Job& job) {
+Sequences sequences_for(const TrainConfig& job) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
                              static_cast<uint64_t>(job.optim.seed));
 }
@@ -32,7 +32,7 @@ Sequences sequences_for(const Job& job) {
 // Reference for the trainer on one rank: load, forward, backward, clip and update.
 class PlainLoop {
  public:
-  PlainLoop(const Job& job, Sequences sequences)
+  PlainLoop(const TrainConfig& job, Sequences sequences)
       : optim_(job.optim), sequences_(std::move(sequences)), model_(full_model(job, sequences_.vocab)) {
     const DataOptions d = data_options(job);
     model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
@@ -59,7 +59,7 @@ class PlainLoop {
 };
 
 // Collective: adds the measured and predicted peak memory over all ranks.
-void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak) {
+void add_peak(Measured& m, const TrainConfig& job, Communicator& world, int64_t own_peak) {
   int64_t expected = 0;
   for (const RankMemory& rank : memory_of_ranks(job)) expected = std::max(expected, rank.total());
   m.add("peak_bytes", world.max(static_cast<double>(own_peak)));
@@ -70,7 +70,7 @@ class TimedSteps {
  public:
   static constexpr int64_t kWarmUp = 2;
   // Collective; `world` and `trace` must outlive this object.
-  TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
+  TimedSteps(const TrainConfig& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
     world.set_stall_timer(&held_up_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
@@ -120,7 +120,7 @@ class TimedSteps {
     return sent;
   }
 
-  Job job_;
+  TrainConfig job_;
   Communicator& world_;
   StallTimer held_up_;
   std::unique_ptr<Trainer> trainer_;
@@ -183,23 +183,23 @@ struct ReferenceSteps {
   }
 };
 
-ReferenceSteps plain_loop(const Job& job) {
+ReferenceSteps plain_loop(const TrainConfig& job) {
   const auto loop = std::make_shared<PlainLoop>(job, sequences_for(job));
   return {.name = "plain_loop",
           .step = [loop] { return measure_seconds([&] { loop->step(); }); },
           .peak = [loop] { return loop->peak(); }};
 }
 
-ReferenceSteps one_rank(const Job& job, Communicator& world) {
+ReferenceSteps one_rank(const TrainConfig& job, Communicator& world) {
   const std::shared_ptr<Communicator> axis = world.split(world.rank(), 0, "alone");
   if (world.rank() > 0) return {.name = "one_rank"};
-  Job one = job;
+  TrainConfig one = job;
   one.plan = {.device = job.plan.device, .threads_per_rank = 1};
   const std::shared_ptr<TimedSteps> steps(new TimedSteps(one, *axis), [axis](TimedSteps* s) { delete s; });
   return {.name = "one_rank", .step = [steps] { return steps->step(); }, .peak = [steps] { return steps->peak(); }};
 }
 
-Measured measure_alternating(ReferenceSteps one, const Job& job, Communicator& world, int64_t steps) {
+Measured measure_alternating(ReferenceSteps one, const TrainConfig& job, Communicator& world, int64_t steps) {
   TimedSteps all(job, world);
   for (int64_t i = 0; i < TimedSteps::kWarmUp + steps; ++i) {
     one.steps(1);
@@ -210,20 +210,20 @@ Measured measure_alternating(ReferenceSteps one, const Job& job, Communicator& w
   return m;
 }
 
-Measured measure_one_rank(const Job& job, Communicator& world, int64_t steps) {
+Measured measure_one_rank(const TrainConfig& job, Communicator& world, int64_t steps) {
   return measure_alternating(plain_loop(job), job, world, steps);
 }
 
-Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
+Measured measure_steps(const TrainConfig& job, Communicator& world, int64_t steps) {
   return measure_alternating(one_rank(job, world), job, world, steps);
 }
 
 // Workers are not synchronized per step, so a round has several steps of each. Stops before the job's last step, in
 // which each worker would pull the parameters again.
-Measured measure_async(const Job& requested, Communicator& world, int64_t steps) {
+Measured measure_async(const TrainConfig& requested, Communicator& world, int64_t steps) {
   constexpr int64_t kTurn = 3;
   const int64_t turns = steps + 1;  // the first is warm-up
-  Job job = requested;
+  TrainConfig job = requested;
   job.optim.steps = turns * kTurn + 1;
   ReferenceSteps one = one_rank(job, world);
   AsyncTrainer trainer(job, sequences_for(job), world);
@@ -253,7 +253,7 @@ Measured measure_async(const Job& requested, Communicator& world, int64_t steps)
   return m;
 }
 
-bool is_valid(const Job& job) try {
+bool is_valid(const TrainConfig& job) try {
   check_sizes(job);
   check_layout(job.plan, job.model, job.optim.batch);
   return make_schedule(job.plan).stages <= job.model.layers;
@@ -266,7 +266,8 @@ struct JobRows {
   Place place;
   std::vector<RankRow> rows = {};
 
-  void add(std::string name, Job job, Measured (*measure)(const Job&, Communicator&, int64_t), int64_t steps) {
+  void add(std::string name, TrainConfig job, Measured (*measure)(const TrainConfig&, Communicator&, int64_t),
+           int64_t steps) {
     if (!place.model.empty()) name += "/" + place.model, job.model = place.sizes;
     if (!is_valid(job)) return;
     job.plan.device = place.device;
@@ -358,7 +359,7 @@ void note(Figures& figures, const Schedule& schedule, const Actions& step, bool 
   for (const auto& [name, seconds] : totals) figures[name].push_back(seconds);
 }
 
-Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
+Measured measure_schedule(const TrainConfig& job, Communicator& world, int64_t steps) {
   const unsigned processors = std::thread::hardware_concurrency();
   const bool shared = static_cast<unsigned>(world.size()) > processors;
   Trace trace(1);

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/loader.h"
 #include "data/text.h"
-#include "data/token_file.h"
 #include "data/tokenizer.h"
 
 namespace tessera {
@@ -90,8 +90,8 @@ Dataset make_dataset_from(const std::vector<std::string>& sources, const Tokeniz
 // One JSONL file of documents, cached.
 Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
 
-// llm.c token files: `file`, validated on the file whose name has "val" in place of "train" or, without one, on its own
-// last tenth. The tokenizer must be a directory because the files do not contain one.
+// llm.c token files: `file`, validated on the file whose name has "val" in place of "train", otherwise on its own last
+// tenth. The tokenizer must be a directory because the files do not contain one.
 Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                     const std::filesystem::path& directory);
 
@@ -99,26 +99,5 @@ Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& to
 // contains its tokenizer and rejects any other. A text is tokenized once and cached by content and tokenizer. Throws
 // Error, InputError or OutputError.
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer, const HeldOut& held = {});
-
-// --- shards of a large text: llm.c token files, read in place ---
-
-// The files that match a shell pattern (*, ?, [...]), sorted bytewise; none if `spec` is not a pattern or is an
-// existing name. Throws InputError, prefixed with `prefix`, if nothing matches.
-std::vector<std::filesystem::path> matching_files(const std::string& spec, std::string_view prefix = "");
-
-// Whether `spec` is a pattern, or a directory with llm.c token files and without dataset.json.
-bool names_shards(const std::string& spec);
-
-// The validation file is the first with "val" in its name, otherwise the first match of the pattern with its last
-// "train" replaced by "val", otherwise the last file. Throws InputError for other formats and for fewer than two files.
-struct ShardFiles {
-  std::vector<std::filesystem::path> train;
-  std::filesystem::path val;
-  std::vector<std::filesystem::path> unused = {};  // further files with "val" in their names
-};
-ShardFiles find_shards(const std::string& spec);
-
-// The tokenizer must be a directory. Throws Error (usage), InputError.
-Dataset open_shards(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Rows of tokenized examples: packing several into one, targets, checksums.
+// Rows of tokenized examples: packing, targets, checksums.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -22,6 +22,8 @@
 #include "base/bad_input.h"
 #include "base/utf8.h"
 #include "data/jinja/template.h"
+#include "data/json_rows.h"
+#include "data/shards.h"
 
 namespace tessera {
 
@@ -109,7 +111,7 @@ struct Rendered {
   EncodedExample made = {};   // of a tokenized row
   bool is_text = false;       // a text row, which may contain a rendered template
   int64_t content_bytes = 0;  // of messages printed by the model's own template
-  std::string role = {};      // a role without responses
+  std::string role = {};      // an unknown role, whose messages are not responses
 };
 
 // Selected by `automatic` for messages; null if the tokenizer has none.
@@ -223,7 +225,7 @@ class Encoder {
     EncodedExample out = read_tokens(example);
     for (const Segment& segment : example.segments)
       if (segment.is_content && as_target(segment)) out.bytes += std::ssize(segment.text);
-    if (example.own || example.segments.empty())  // markers are not separate from responses
+    if (example.own || example.segments.empty())  // segments do not separate markers from responses
       out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
@@ -410,7 +412,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   try {
     segments = own ? own->render(answered, what) : render(answered, o.style, what);
   } catch (const InputError&) {
-    if (!own) throw;  // otherwise only the model's settings define the end
+    if (!own) throw;  // otherwise the model's settings may define the end
   }
   while (!segments.empty() && !segments.back().response) segments.pop_back();
   const Segment last = segments.empty() ? Segment() : segments.back();

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "data/chat_template.h"
 #include "data/dataset.h"
-#include "data/jsonl.h"
 
 namespace tessera {
 
@@ -23,7 +23,7 @@ struct EncodedExample {
   int64_t bytes = 0;          // of the targets' text; markers and special tokens count 0
 };
 
-// Without the first token, which nothing predicts.
+// Excludes the first token, which no position predicts.
 int64_t count_targets(const EncodedExample& example);
 
 class ExampleRows final : public Rows {
@@ -61,7 +61,7 @@ class ExampleRows final : public Rows {
   std::vector<uint8_t> trained_;
   std::vector<int64_t> begins_{0};  // offset of each example, and end of the last
   std::vector<int64_t> members_;    // examples, row by row
-  std::vector<int64_t> row_ends_;   // in members_
+  std::vector<int64_t> row_ends_;   // indices in members_
   std::vector<int64_t> row_targets_;
   int64_t targets_ = 0, bytes_ = 0;
 };
@@ -81,9 +81,9 @@ struct ExampleOptions {
   int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 
-// A prompt up to the model's turn, and the end of the answer: tokens, or stop strings if the tokenizer has no such
-// token. Without turns, only the end. Throws Error (usage) naming the field `template` if `automatic` finds no
-// template; InputError.
+// The prompt up to the assistant's turn, and what ends the answer: end tokens, or stop strings if the tokenizer has no
+// such token. If `turns` is empty, `tokens` is empty. Throws Error (usage) naming the field `template` if `automatic`
+// finds no template; InputError.
 struct Asked {
   std::vector<int32_t> tokens = {}, ends = {};
   std::vector<std::string> stops = {};

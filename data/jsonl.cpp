@@ -1,4 +1,4 @@
-// Parsing of rows, and built-in chat templates.
+// Parsing of rows.
 #include "data/jsonl.h"
 
 #include <fmt/ranges.h>
@@ -19,12 +19,12 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-// With ShareGPT's names.
+// Names of roles, including ShareGPT's.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys outside all shapes that would change the model's input, and content keys of messages.
+// kRefused: keys of a row that no shape uses but that would change the model's input. kShown: such keys of a message.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
@@ -33,8 +33,8 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "documents",  "image",         "images",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
-// Keys by which trainers exclude a message, and the values that exclude and include it: OpenAI and Mistral, Axolotl,
-// ms-swift and XTuner, torchtune, and other spellings in use.
+// Keys that control whether a message is trained on, with the values that exclude and include it: OpenAI and Mistral,
+// Axolotl, ms-swift and XTuner, torchtune, and other spellings in use.
 struct Flag {
   std::string_view key, excludes, includes;
 };
@@ -50,7 +50,7 @@ constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
                                        {"masked", "true", "false"},
                                        {"ignore", "true", "false"},
                                        {"ignore_loss", "true", "false"}}};
-// Substrings of other such keys, which exclude if false or 0, and if true or 1.
+// Substrings of further keys that seem to exclude a message: kLearns if false or 0, kExcludes if true or 1.
 constexpr std::array<std::string_view, 4> kLearns{"train", "loss", "learn", "supervis"};
 constexpr std::array<std::string_view, 6> kExcludes{"mask", "ignor", "skip", "exclu", "no_loss", "no_train"};
 constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl: per character
@@ -128,7 +128,7 @@ std::string flag_keys() {
   return keys;
 }
 
-// nullopt without flags.
+// Whether flags include the message; nullopt without flags.
 std::optional<bool> included(const Json& message, Role role, const std::string& what) {
   std::optional<bool> out;
   std::string_view first;
@@ -360,7 +360,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Returns the renamed keys that the row has; a missing key becomes null.
+// Renames keys of the row; returns the original keys found. A standard key without its alternative is removed.
 std::set<std::string> give_names(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();
@@ -417,119 +417,6 @@ Example parse_example(std::string_view line, const std::string& what, const RowN
   Example out = RowReader(row, line, names, what).read();
   out.mapped = found;
   return out;
-}
-
-// --- chat templates ---
-
-namespace {
-
-using Kind = Segment::Kind;
-
-// Places an input below its instruction.
-std::vector<Message> conversation(const Example& example) {
-  std::vector<Message> turns = example.turns;
-  for (Message& turn : turns)
-    if (turn.role == Role::user && !example.input.empty()) turn.text += "\n" + example.input;
-  return turns;
-}
-
-Segment make_segment(const Message& turn, Kind kind, std::string text) {
-  return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never, kind == Kind::text};
-}
-
-std::vector<Segment> chatml(const Example& example) {
-  std::vector<Segment> out;
-  for (const Message& turn : conversation(example))
-    out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
-                           {Kind::text, std::string(to_string(turn.role)) + "\n"},
-                           make_segment(turn, Kind::text, turn.text),
-                           make_segment(turn, Kind::marker, "<|im_end|>"),
-                           {Kind::text, "\n"}});
-  return out;
-}
-
-bool is_ascii_space(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-std::vector<Segment> llama3(const Example& example) {
-  std::vector<Segment> out{{Kind::marker, "<|begin_of_text|>"}};
-  for (const Message& turn : conversation(example))
-    out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
-                           {Kind::text, std::string(to_string(turn.role))},
-                           {Kind::marker, "<|end_header_id|>"},
-                           {Kind::text, "\n\n"},
-                           make_segment(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
-                           make_segment(turn, Kind::marker, "<|eot_id|>")});
-  return out;
-}
-
-std::vector<Segment> alpaca(const Example& example) {
-  const bool input = !example.input.empty();
-  Segment before{
-      .text = fmt::format(
-          "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
-          input ? ", paired with an input that provides further context" : "")};
-  std::vector<Segment> out;
-  for (const Message& turn : example.turns) {
-    const Segment segment = make_segment(turn, Kind::text, turn.text);
-    if (turn.role == Role::system) {
-      before = segment;
-    } else if (turn.role == Role::user) {
-      if (out.empty()) out.push_back(before);
-      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, segment});
-      if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
-      out.push_back({.text = "\n\n### Response:\n"});
-    } else {
-      out.insert(out.end(), {segment, make_segment(turn, Kind::end, "")});
-    }
-  }
-  return out;
-}
-
-std::vector<Segment> plain(const Example& example) {
-  std::vector<Segment> out;
-  for (const Message& turn : conversation(example)) out.push_back(make_segment(turn, Kind::text, turn.text));
-  out.push_back({Kind::end, "", true});
-  return out;
-}
-
-// As in tokenizer_config.json of widely used base models.
-constexpr std::string_view kChatml =
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
-    "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-constexpr std::string_view kLlama3 =
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
-    "message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
-    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
-
-}  // namespace
-
-std::string_view jinja_source(ChatTemplate style) {
-  return style == ChatTemplate::chatml ? kChatml : style == ChatTemplate::llama3 ? kLlama3 : "";
-}
-
-std::vector<Segment> render(const Example& example, ChatTemplate style, const std::string& what) {
-  using Shape = Example::Shape;
-  if (example.shape == Shape::text) return plain(example);
-  if (!example.unshown.empty()) throw InputError(example.unshown);
-  const auto any = [&](Role role) {
-    return std::ranges::find(example.turns, role, &Message::role) != example.turns.end();
-  };
-  if (style == ChatTemplate::automatic) {
-    style = ChatTemplate::none;
-    if (example.shape == Shape::messages) style = ChatTemplate::chatml;
-    if (example.shape == Shape::instruction) style = ChatTemplate::alpaca;
-  }
-  if (style == ChatTemplate::chatml) return chatml(example);
-  if (style == ChatTemplate::llama3) return llama3(example);
-  if (style == ChatTemplate::alpaca && any(Role::tool))
-    throw InputError(what + ": `template` alpaca does not support the role tool; use chatml or llama3");
-  if (style == ChatTemplate::alpaca) return alpaca(example);
-  if (any(Role::system) && example.shape != Shape::messages)
-    throw InputError(what + ": the key 'system' requires `template` chatml, llama3 or alpaca");
-  if (example.shape == Shape::messages)
-    throw InputError(what + ": messages require `template` chatml, llama3 or alpaca");
-  return plain(example);
 }
 
 }  // namespace tessera

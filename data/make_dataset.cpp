@@ -20,7 +20,9 @@
 
 #include "base/bad_input.h"
 #include "data/dataset.h"
+#include "data/json_rows.h"
 #include "data/jsonl.h"
+#include "data/shards.h"
 #include "data/tokenizer/described.h"
 
 namespace tessera {

@@ -24,6 +24,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "data/examples.h"
+#include "data/json_rows.h"
 
 namespace tessera {
 
@@ -147,7 +148,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 }
 
 std::vector<int64_t> integer_shares(std::span<const double> weights) {
-  constexpr double kLargest = 3e16;  // 256 of them fit in 64 bits
+  constexpr double kLargest = 3e16;  // the sum of 256 such values fits in int64
   std::vector<int64_t> shares;
   for (const double scale : {1.0, 1.0 * kMillion}) {
     shares.clear();

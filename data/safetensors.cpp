@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8, kAlignment = 64;
 
-// First Tensor's dtypes, then those of other programs' files.
+// Tensor's dtypes come first, then those that only other programs write.
 struct StoredKind {
   std::string_view name;
   DType dtype;

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/compressed_text.h"
+
 namespace tessera {
 
 struct Span {
@@ -17,14 +19,13 @@ struct Span {
   int64_t end = 0;
 };
 
-using TextChunk = std::function<void(std::string_view chunk)>;
-
 // Reread for every pass, so the text need not fit in memory.
 struct Text {
-  std::string name;                                 // for messages and dataset.json
-  std::function<void(const TextChunk&)> read = {};  // calls f with the bytes: UTF-8, or any (byte tokenizer)
-  std::vector<Span> documents = {};                 // contiguous, covering all bytes
-  std::string content = {};                         // hexadecimal hash
+  std::string name;  // for messages and dataset.json
+  // Calls its argument with each chunk: UTF-8, or arbitrary bytes for the byte tokenizer.
+  std::function<void(const TextChunk&)> read = {};
+  std::vector<Span> documents = {};  // contiguous, covering all bytes
+  std::string content = {};          // hexadecimal hash
 
   int64_t size() const { return documents.back().end; }
   std::string bytes() const;
@@ -32,7 +33,7 @@ struct Text {
 
 struct HeldOut {
   double share = 0.1;
-  std::string file = {};  // replaces the fraction
+  std::string file = {};  // replaces `share`
 
   // Number held out of n bytes, documents or examples.
   int64_t of(int64_t n) const;
@@ -54,22 +55,8 @@ Text load_text_file(const std::filesystem::path& file);
 // Without `documents`, one document.
 Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents = {});
 
-// --- text files, which may be compressed by gzip or zstd (detected by their first bytes) ---
-
-// Calls f with decompressed chunks, using a few MiB of memory. Throws InputError for a file that is unreadable,
-// truncated or corrupt, expands more than 256-fold, or has a known other format: UTF-16, Parquet, other archives.
-void read_text_chunks(const std::filesystem::path& file, const TextChunk& f);
-
-// Throws InputError also if the text does not fit in memory.
-std::string read_text(const std::filesystem::path& file);
-// The first few thousand bytes; empty if the file cannot be read.
-std::string text_start(const std::filesystem::path& file);
-
 // As std::getline(). Throws InputError if the line does not fit in memory.
 bool read_line(std::string& line);
-
-// The bytes may be compressed. Throws InputError.
-void unpack_text(std::string_view bytes, const std::string& what, const TextChunk& f);
 
 // nullopt for any name other than:
 //   austen           Jane Austen's six novels, one document each

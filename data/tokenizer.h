@@ -38,7 +38,7 @@ class Tokenizer {
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // The bytes that a token appends; decode() may strip the space of the first word.
   virtual std::string token_bytes(int32_t token) const = 0;
-  // Inserted at the beginning of a text.
+  // Inserted before a text.
   virtual std::span<const int32_t> beginning() const = 0;
   std::optional<int32_t> bos() const { return bos_; }
   // Ends a text and separates documents: eos, <|endoftext|>.

@@ -1,5 +1,5 @@
 // A program that uses Tessera with a custom model, dataset and loss. It trains a small network on one rank, and then on
-// four ranks, each of which computes a quarter of every batch: all runs end with bitwise the same loss.
+// four ranks, each of which computes a quarter of every batch: the final losses are bitwise identical.
 #include <tessera/tessera.h>
 
 #include <cmath>
@@ -19,11 +19,12 @@ class Network : public Module {
   Var forward(const Var& x) override { return out_(hidden_(x)); }
 
  private:
-  Linear& hidden_ = child<Linear>("hidden", 2, 32, Linear::Options{.deviation = 1, .activation = Activation::gelu});
+  Linear& hidden_ = child<Linear>("hidden", 2, 32,
+                                  Linear::Options{.deviation = 1, .activation = ActivationOptions{Activation::gelu}});
   Linear& out_ = child<Linear>("out", 32, 1, Linear::Options{.deviation = 0.2});
 };
 
-// Samples of a step's batch (N, 3): a point of the plane, and the height there, which the network learns. A sample
+// Samples of a step's batch (N, 3): a point in the plane, and its height, which the network learns. A sample
 // depends only on its index and the step, so it is the same on every rank.
 Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
   const Philox random = Philox::named(1, "points");
@@ -35,7 +36,7 @@ Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
   return Tensor::of<float>(samples, {slice.count, 3}, arena);
 }
 
-// The mean squared error. It is divided by the size of the whole batch, so the results of all ranks add up.
+// The squared error, divided by the size of the global batch, so that the sum over all ranks is the mean.
 Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
 
 // Trains on the ranks of `world` with a strategy. Each rank computes `parts` micro-batches of every batch. Returns the

@@ -19,7 +19,7 @@ class Layer : public DecoderLayer {
   explicit Layer(const ModelConfig& c)
       : norm(child<RMSNorm>("norm", c.channels)),
         attn(child<Attention>("attn", c.channels, Attention::Options{.heads = c.heads})),
-        mlp(child<Mlp>("mlp", c.channels, c.hidden(), Mlp::Options{})) {}
+        mlp(child<Mlp>("mlp", c.channels, c.hidden(), MlpOptions{})) {}
   Var forward(const Var& x) override {
     const Var y = norm(x);
     return add(x, add(attn(y), mlp(y)));
@@ -74,10 +74,10 @@ class MyModel : public LanguageModel {
 // Returns the loss of the last step under a plan; NaN if verification fails.
 double train(Plan plan) {
   plan.threads_per_rank = 1;
-  const Job job{.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 64},
-                .optim = {.lr = 3e-3, .warmup = 2, .steps = 20, .batch = 8},
-                .plan = plan,
-                .make = [](const ModelConfig& c) { return std::make_unique<MyModel>(c); }};
+  const TrainConfig job{.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 64},
+                        .optim = {.lr = 3e-3, .warmup = 2, .steps = 20, .batch = 8},
+                        .plan = plan,
+                        .make = [](const ModelConfig& c) { return std::make_unique<MyModel>(c); }};
   check(job);
   double loss = 0;
   launch(launch_options(plan), [&](Communicator& world) {

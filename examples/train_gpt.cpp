@@ -1,10 +1,10 @@
 // A GPT from a plan to a resumed checkpoint. Read it from top to bottom; it uses the library alone.
 //
 //   train_gpt                               the demonstration in main(): stop, resume under another layout, compare
-//   train_gpt FOLDER '{"dp": 2, "zero": 1}' trains in FOLDER under this plan, or continues what is there
+//   train_gpt FOLDER '{"dp": 2, "zero": 1}' trains in FOLDER under this plan, or continues the run there
 //
-// The process may be killed at any moment. The next start continues from the newest checkpoint, under any plan: data
-// and pipeline axes give bitwise the same run.
+// The process may be killed at any moment. The next start continues from the newest checkpoint, under any plan: with
+// data and pipeline axes, the run is bitwise identical.
 #include <tessera/tessera.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 using namespace tessera;
 namespace fs = std::filesystem;
 
-// 1. The configuration: model, optimization, plan, data and files. Nothing else decides what happens.
+// 1. The configuration: model, optimization, plan, data and files. Nothing else affects the run.
 TrainConfig make_config(const fs::path& folder, const Plan& plan) {
   TrainConfig config{
       .model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 64, .context = 64, .tied = false},
@@ -27,15 +27,15 @@ TrainConfig make_config(const fs::path& folder, const Plan& plan) {
       .plan = plan,
       .data = {.source = "tinyshakespeare", .held = {.share = 0.01}, .tokenizer = "char"},
       .run = {.out = folder.string(), .save_every = 5, .eval_every = 20}};
-  config.plan.threads_per_rank = 1;  // more threads may add in another order
+  config.plan.threads_per_rank = 1;  // more threads may change the summation order
   // A run directory is locked by its writer and never overwritten: an existing run must be continued explicitly.
   config.run.resume = fs::exists(folder / "config.toml");
   check(config);  // throws with the field and its nearest valid value, before anything is allocated
   return config;
 }
 
-// 2. What the program sees of the run, and when it stops. `step` and `validated` are called on rank 0 only; the wish of
-// one rank counts for all.
+// 2. The program's view of the run, and its request to stop. `step` and `validated` are called only on rank 0; a
+// request of one rank stops all.
 class Observer final : public RunObserver {
  public:
   explicit Observer(int64_t last) : last_(last) {}
@@ -63,8 +63,8 @@ class Observer final : public RunObserver {
 // 3. The run. Returns the last validation loss.
 double train(const fs::path& folder, const Plan& plan, int64_t last = std::numeric_limits<int64_t>::max()) {
   const TrainConfig config = make_config(folder, plan);
-  // The text is tokenized once and cached. Any rank can load any sequence, so the order of the data is that of one
-  // rank.
+  // The text is tokenized once and cached. Any rank can load any sequence, so the data order does not depend on the
+  // layout.
   const Dataset data = dataset_for(config.data.source, {.name = *config.data.tokenizer}, config.data.held);
   const Sequences sequences =
       make_sequences(data, config.model.context, config.optim.batch, static_cast<uint64_t>(config.optim.seed));
@@ -72,7 +72,7 @@ double train(const fs::path& folder, const Plan& plan, int64_t last = std::numer
   double loss = 0;
   launch(launch_options(config.plan), [&](Communicator& world) {  // runs on every rank, here a thread
     Observer observer(last);
-    // Builds this rank's shard of the model, and reads it from the newest checkpoint, whatever its layout was.
+    // Builds this rank's shard of the model, and reads it from the newest checkpoint, whatever its layout.
     Run run({.config = config, .directory = directory, .sequences = sequences, .dataset = &data}, world, &observer);
     // Per step: forward and backward by the pipeline's schedule, reduction of gradients, clipping, update; validations
     // and checkpoints when they are due. Checkpoints are written in the background, by all ranks into shared files.
@@ -86,7 +86,7 @@ double train(const fs::path& folder, const Plan& plan, int64_t last = std::numer
   return loss;
 }
 
-// 4. The same run twice: undisturbed; and stopped after 23 steps, then continued under another layout.
+// 4. The same run twice: uninterrupted; and stopped after 23 steps, then resumed under another layout.
 bool demonstrate(const fs::path& folder) {
   const Plan ddp{.dp = 2}, pipeline{.pp = 2, .microbatches = 2};
   const double undisturbed = train(folder / "undisturbed", ddp);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,9 +17,11 @@
 #include <vector>
 
 #include "base/bad_input.h"
+#include "base/error.h"
 #include "base/json.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 
 namespace tessera {
 namespace {
@@ -58,7 +61,7 @@ const std::vector<RestrictedKeys>& restricted_keys() {
 constexpr int64_t kMaxLayers = 100000, kMaxExperts = 10000;
 
 using Model = ModelConfig;
-using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
+using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, Activation Model::*,
                               int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
 struct Key {
@@ -99,8 +102,28 @@ struct HubType {
 
 Key restricted(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
+// Names of an activation in files; the first one is written.
+struct ActivationNames {
+  Activation kind;
+  std::vector<std::string_view> names;
+};
+const std::vector<ActivationNames>& activations() {
+  static const std::vector<ActivationNames> all{
+      {Activation::gelu, {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"}},
+      {Activation::gelu_erf, {"gelu", "gelu_python"}},
+      {Activation::silu, {"silu", "swish"}}};
+  return all;
+}
+
+std::vector<Json> activation_names(std::initializer_list<Activation> kinds) {
+  std::vector<Json> out;
+  for (const auto& [kind, names] : activations())
+    if (std::ranges::count(kinds, kind) > 0) out.insert(out.end(), names.begin(), names.end());
+  return out;
+}
+
 KeyList llama_keys(const KeyList& more) {
-  KeyList keys{restricted("hidden_act", {"silu", "swish"}),
+  KeyList keys{restricted("hidden_act", activation_names({Activation::silu})),
                {"num_hidden_layers", &Model::layers, nullptr, kMaxLayers},
                {"num_attention_heads", &Model::heads},
                {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
@@ -113,9 +136,6 @@ KeyList llama_keys(const KeyList& more) {
   keys.insert(keys.end(), more.begin(), more.end());
   return keys;
 }
-
-// The exact form, and the tanh approximation.
-constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
 
 std::vector<HubType> make_types() {
   const Key attention_bias{"attention_bias", &Model::proj_bias}, mlp_bias{"mlp_bias", &Model::mlp_bias};
@@ -131,8 +151,7 @@ std::vector<HubType> make_types() {
        {},
        {{.name = "activation_function",
          .field = &Model::gelu,
-         .values = {kTanhGelu, "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh", kExactGelu,
-                    "gelu_python"}},
+         .values = activation_names({Activation::gelu, Activation::gelu_erf})},
         {"n_layer", &Model::layers, nullptr, kMaxLayers},
         {"n_head", &Model::heads},
         {"n_embd", &Model::channels},
@@ -221,9 +240,10 @@ void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
 void read(HubKeys& keys, const Key& key, ModelConfig&, bool& to) { to = keys.flag(key.name, to); }
-void read(HubKeys& keys, const Key& key, ModelConfig&, GeluForm& to) {
-  const std::string name = keys.text(key.name, std::string(kTanhGelu));
-  to = name == kExactGelu || name == "gelu_python" ? GeluForm::erf : GeluForm::tanh;
+void read(HubKeys& keys, const Key& key, ModelConfig&, Activation& to) {
+  const std::string found = keys.text(key.name, "");  // checked afterwards
+  for (const auto& [kind, names] : activations())
+    if (std::ranges::count(names, found) > 0) to = kind;
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
@@ -316,8 +336,9 @@ void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
 void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
-    keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
-  if (c.heads % c.key_heads() != 0) keys.refuse("num_key_value_heads", "a divisor of the heads", c.kv_heads);
+    keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the number of channels", c.heads);
+  if (c.heads % c.key_heads() != 0)
+    keys.refuse("num_key_value_heads", "a divisor of the number of attention heads", c.kv_heads);
   if (find_row(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
   constexpr int64_t kMax = int64_t{1} << 60;  // bounds any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
@@ -334,8 +355,11 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   HubKeys keys(text, what);
   const Json* const found = keys.find("model_type");
   const auto type = std::ranges::find_if(types(), [&](const HubType& t) { return found && *found == t.name; });
-  if (type == types().end())
-    keys.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe", found ? *found : Json());
+  if (type == types().end()) {
+    std::vector<std::string_view> names;
+    for (const HubType& t : types()) names.push_back(t.name);
+    keys.refuse("model_type", alternatives(names), found ? *found : Json());
+  }
   ModelConfig c = type->base, base = c;
   c.window = 0;
   const bool rotary = find_row(c.family).rotary;
@@ -396,7 +420,7 @@ std::string missing_type(const ModelConfig& c) {
 Json read_value(int64_t value) { return value; }
 Json read_value(double value) { return value; }
 Json read_value(bool value) { return value; }
-Json read_value(GeluForm value) { return value == GeluForm::erf ? kExactGelu : kTanhGelu; }
+Json read_value(Activation value) { return activation_names({value}).at(0); }
 Json read_value(RouterSoftmax value) { return value == RouterSoftmax::chosen; }
 
 nlohmann::ordered_json rope_object(const RotaryOptions& r) {

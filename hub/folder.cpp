@@ -24,6 +24,7 @@
 
 #include "base/bad_input.h"
 #include "base/json.h"
+#include "models/families.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -330,7 +331,7 @@ FullTensors HubFolder::tensors() const {
       return [&from = stored(tensor.slices[0].name), dtype](int64_t begin, std::span<std::byte> to) {
         convert_transposed(from, begin, dtype, to);
       };
-    std::vector<std::pair<int64_t, TensorReader>> readers;  // with their sizes in elements
+    std::vector<std::pair<int64_t, TensorReader>> readers;  // and their sizes in elements
     for (const HubTensor::Slice& slice : tensor.slices)
       readers.emplace_back(slice.rows * (shape.numel() / shape[0]), slice_reader(slice, dtype));
     return [readers, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {

@@ -22,6 +22,7 @@
 #include "hub/folder.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 
 namespace tessera {
 namespace fs = std::filesystem;

@@ -12,7 +12,7 @@
 
 namespace tessera::lab {
 
-// The last guess may equal the actual result, as a fallback.
+// A typical mistake and its result. The last guess may repeat the values found, as a fallback cause.
 struct Guess {
   std::string cause;
   std::vector<double> would_be;

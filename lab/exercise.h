@@ -27,6 +27,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/embedded_file.h"
 #include "base/error.h"
 
 namespace tessera::lab {
@@ -39,7 +40,6 @@ struct Blank {
 // Verified properties of a solved exercise, one per line.
 using PassedChecks = std::vector<std::string>;
 
-// A failed check.
 struct Failure {
   std::string bound;      // failed check: "values", "bytes", "deadlock"
   std::string found;      // location, actual and expected
@@ -51,7 +51,7 @@ struct Failure {
 // none, and rethrows its exceptions as Error.
 using Ask = std::function<std::string(const std::function<std::string()>& local)>;
 
-// A check of a grader and its points. Checks are ordered by dependency: no points follow a failed one.
+// A check of a grader and its points. Checks are ordered by dependency; no points after a failed check.
 struct Bound {
   std::string_view name;
   int points = 0;
@@ -59,25 +59,37 @@ struct Bound {
 
 class Grading;
 
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& pages_files();
-// "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
-std::string_view page_title(std::string_view page);
+const std::vector<EmbeddedFile>& pages_files();
 
-struct Exercise {
+// What exercises and puzzles have in common.
+struct Assignment {
   std::string_view name;
-  std::string_view file;  // relative to the repository root
-  std::vector<Blank> blanks;
+  std::string_view file;  // of an exercise, relative to the repository root; of a puzzle, in the learner's directory
   std::vector<Bound> bounds;
+  const char* kind = "exercise";
+  int number = 0;              // index in its list, from 1
+  std::string_view page = {};  // lab/pages/NAME.md
+
+  // "1", or "p1" for a puzzle.
+  std::string label() const { return (kind[0] == 'p' ? "p" : "") + std::to_string(number); }
+  // "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
+  std::string_view title() const;
+};
+// Sets the numbers and pages of a list.
+template <class T>
+std::vector<T> numbered(std::vector<T> all, const std::vector<EmbeddedFile>& pages) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].number = static_cast<int>(i) + 1;
+    all[i].page = std::ranges::find(pages, all[i].name, &EmbeddedFile::name)->text;
+  }
+  return all;
+}
+
+struct Exercise : Assignment {
+  std::vector<Blank> blanks;
   // Throws Failure, or records it in the grading.
   PassedChecks (*grade)(Grading& grading) = nullptr;
   std::vector<std::string_view> without = {};  // forbidden Tessera functions with the same effect
-  int number = 0;                              // index in the list, from 1
-  std::string_view page = {};                  // lab/pages/NAME.md
-
-  std::string_view title() const { return page_title(page); }
 };
 
 const std::vector<Exercise>& exercises();
@@ -190,12 +202,9 @@ Verdict grade(const Exercise& exercise);
 // 0 if the failure is not in the list.
 size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
 Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
-// Points of the first `kept` bounds.
 int points(const std::vector<Bound>& bounds, size_t kept);
 // One line of JSON, with the learner if not empty.
-std::string json(const Exercise& exercise, const Verdict& verdict, const std::string& learner = "");
-std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& bounds,
-                 const Verdict& verdict, const std::string& learner);
+std::string json(const Assignment& assignment, const Verdict& verdict, const std::string& learner = "");
 
 PassedChecks grade_messages(Grading& grading);
 PassedChecks grade_ring(Grading& grading);

@@ -267,7 +267,7 @@ Var attend(const Var& qkv) {
 
 Var result(const Names& op, const std::vector<Var>& in) {
   if (op[0] == "normed") return norm(in[0], in[1], in[2]);
-  if (op.back() == "h") return bias_gelu(linear(in[0], in[1], {}), in[2]);
+  if (op.back() == "h") return activate(linear(in[0], in[1], {}), {}, in[2]);
   if (op[0] == "linear") return linear(in[0], in[1], in[2]);
   if (op[0] == "product") return linear(in[0], in[1], {});
   if (op[0] == "attend") return attend(in[0]);

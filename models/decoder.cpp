@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "models/families.h"
 
 namespace tessera {
 namespace {
@@ -29,19 +30,12 @@ DecoderBlock::DecoderBlock(const ModelConfig& c, const Attention::Options& atten
       drop2(child<Dropout>("drop2", c.dropout)) {}
 
 Module& DecoderBlock::make_mlp(const ModelConfig& c) {
-  const bool gated = find_row(c.family).gated;
-  const double deviation = c.residual_deviation();
+  const FamilyRow& row = find_row(c.family);
+  const MlpOptions options{c.residual_deviation(), row.biases || c.mlp_bias, c.activation()};
   if (c.experts.count > 0)
-    return child<MixtureOfExperts>("mlp", c.channels,
-                                   MixtureOfExperts::Options{.hidden = c.hidden(),
-                                                             .gated = gated,
-                                                             .gelu = c.gelu,
-                                                             .down_deviation = deviation,
-                                                             .recompute = c.recompute,
-                                                             .experts = c.experts});
-  if (gated) return child<GatedMlp>("mlp", c.channels, c.hidden(), deviation, c.recompute, c.mlp_bias);
-  return child<Mlp>("mlp", c.channels, c.hidden(),
-                    Mlp::Options{deviation, c.recompute, find_row(c.family).biases, c.gelu});
+    return child<MixtureOfExperts>("mlp", c.channels, MixtureOfExperts::Options{c.hidden(), options, c.experts});
+  if (row.gated) return child<GatedMlp>("mlp", c.channels, c.hidden(), options);
+  return child<Mlp>("mlp", c.channels, c.hidden(), options);
 }
 
 Var DecoderBlock::forward(const Var& x) {
@@ -97,7 +91,7 @@ Decoder::Decoder(const ModelConfig& c)
       head(make_head(tokens)) {
   if (c.mlp_bias && c.experts.count > 0)
     throw FieldError("mlp_bias", "experts have no biases; expected false with `experts`");
-  if (find_row(c.family).gated && c.gelu != GeluForm::tanh)
+  if (find_row(c.family).gated && c.gelu != Activation::gelu)
     throw FieldError("gelu", "requires `family` gpt2, got " + std::string(name_in(kFamilyNames, c.family)));
   if (find_row(c.family).rotary && c.positions != 0)
     throw FieldError("positions", "requires `family` gpt2, got " + std::string(name_in(kFamilyNames, c.family)));

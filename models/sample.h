@@ -33,7 +33,7 @@ class DecodingState {
   // `number` selects the text's RNG stream.
   DecodingState(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number = 0);
 
-  std::span<const int32_t> unread();  // at least one token; clears a full cache
+  std::span<const int32_t> unread();  // tokens not yet processed, at least one; clears a full cache
   TextCache& cache() { return cache_; }
   // Samples the next token after the caller has read unread().
   int32_t grow(const Tensor& logits, const SampleOptions& options);

@@ -48,7 +48,7 @@ LinearWeights Linear::weights() {
 }
 
 Var Linear::forward(const Var& x) {
-  const bool plain = options_.activation == Activation::none;
+  const bool plain = !options_.activation;
   const Var bias_used = used_bias(), b = plain ? bias_used : Var(),
             w = hooks.weight ? hooks.weight(x.dtype()) : used(weight);
   PackedWeights* const packs = hooks.weight ? nullptr : packs_if_profitable(packs_);
@@ -57,8 +57,7 @@ Var Linear::forward(const Var& x) {
                          : linear(x, w, b, packs, hooks.input);
   for (Lora* adapter : hooks.adapters) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
-  return bias_gelu(std::move(y), bias_used, recomputes_activation(options_.recompute),
-                   options_.activation == Activation::gelu ? GeluForm::tanh : GeluForm::erf);
+  return activate(std::move(y), *options_.activation, bias_used);
 }
 
 void Linear::quantize(const Packing& packing) {
@@ -249,23 +248,19 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
   return proj(Var(out)).value();
 }
 
-GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)
-    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = bias})),
-      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
-      recompute_(recomputes_activation(recompute)) {}
-
-Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
-    : up(child<Linear>("up", channels, hidden,
-                       Linear::Options{.bias = o.bias,
-                                       .activation = o.gelu == GeluForm::tanh ? Activation::gelu : Activation::gelu_erf,
-                                       .recompute = o.recompute})),
+GatedMlp::GatedMlp(int64_t channels, int64_t hidden, const MlpOptions& o)
+    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = o.bias})),
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
-      options_(o) {}
+      activation_(o.activation) {}
+
+Mlp::Mlp(int64_t channels, int64_t hidden, const MlpOptions& o)
+    : up(child<Linear>("up", channels, hidden, Linear::Options{.bias = o.bias, .activation = o.activation})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
+      activation_(o.activation) {}
 
 Var Mlp::forward(const Var& x) {
   if (!up.may_fuse() || !down.may_fuse()) return down(up(x));
-  return down.finish(
-      gelu_mlp(x, up.weights(), down.weights(), recomputes_activation(options_.recompute), options_.gelu));
+  return down.finish(mlp(x, up.weights(), down.weights(), activation_));
 }
 
 }  // namespace tessera

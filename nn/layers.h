@@ -28,8 +28,6 @@ enum class Recompute {
 
 inline bool recomputes_activation(Recompute r) { return r == Recompute::activation || r == Recompute::activation_norm; }
 
-enum class Activation { none, gelu, gelu_erf };
-
 class Lora;
 struct LoraOptions;
 
@@ -41,7 +39,7 @@ struct LinearHooks {
   // Replaces everything except adapters: x w^T + b; b may be undefined.
   using Matmul = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
   Matmul matmul = {};
-  std::function<Var(DType dtype)> weight = {};  // w, if it is stored in another form
+  std::function<Var(DType dtype)> weight = {};  // w, if it is stored in a different form
   // Collectives of a sharded layer: on x, and on x w^T with b (undefined if the activation adds it).
   std::shared_ptr<const SharedInput> input = {};
   std::function<Var(Var partial, const Var& b)> output = {};
@@ -53,9 +51,8 @@ class Linear : public Module {
  public:
   struct Options {
     bool bias = true;
-    double deviation = 0.02;  // of the initial weights
-    Activation activation = Activation::none;
-    Recompute recompute = Recompute::none;
+    double deviation = 0.02;                           // of the initial weights
+    std::optional<ActivationOptions> activation = {};  // of the result; ungated
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
@@ -64,7 +61,7 @@ class Linear : public Module {
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
-  // Whether an op may combine the matmul of weights() with others, followed by finish().
+  // Whether an op may combine the matmul of weights() with others, and then call finish().
   bool may_fuse() const override {
     return Module::may_fuse() && !hooks.matmul && !hooks.weight && hooks.adapters.empty();
   }
@@ -212,34 +209,34 @@ class Attention : public Module {
   Core core_ = packed_attention;
 };
 
-// down(silu(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` computes [gate | up].
+struct MlpOptions {
+  double down_deviation = 0.02;
+  bool bias = true;
+  ActivationOptions activation = {};
+};
+
+// down(f(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` computes [gate | up].
 class GatedMlp : public Module {
  public:
-  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = false);
-  Var forward(const Var& x) override { return down(swiglu(gate_up(x), recompute_)); }
+  GatedMlp(int64_t channels, int64_t hidden, const MlpOptions& options);
+  Var forward(const Var& x) override { return down(activate(gate_up(x), activation_)); }
 
   Linear &gate_up, &down;
 
  private:
-  bool recompute_;
+  ActivationOptions activation_;
 };
 
-// down(gelu(up(x))): (..., C) -> (..., C).
+// down(f(up(x))): (..., C) -> (..., C).
 class Mlp : public Module {
  public:
-  struct Options {
-    double down_deviation = 0.02;
-    Recompute recompute = Recompute::none;
-    bool bias = true;
-    GeluForm gelu = GeluForm::tanh;
-  };
-  Mlp(int64_t channels, int64_t hidden, const Options& options);
+  Mlp(int64_t channels, int64_t hidden, const MlpOptions& options);
   Var forward(const Var& x) override;
 
   Linear &up, &down;
 
  private:
-  Options options_;
+  ActivationOptions activation_;
 };
 
 // Mean of (prediction - target)^2 over all elements: two tensors of equal shape -> ().

@@ -1,57 +1,22 @@
-// Parameter trees and their materialization.
+// Trees of parameters and their layout in units.
 #include "nn/module.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "autograd/parameter_memory.h"
 #include "nn/quantize/packed.h"
-#include "tensor/cpu/vectorize.h"
-#include "tensor/random.h"
+#include "nn/units.h"
 
 namespace tessera {
+
 namespace {
-
 constexpr int64_t kSlotAlignment = 16;  // elements: 64-byte alignment in float32
-
-// `values` are the elements from index `from` on.
-void initialise_elements(const Tensor& values, const Init& init, const Philox& random, int64_t from) {
-  if (init.deviation == 0) {
-    Tensor v = values;
-    v.fill(init.constant);
-    return;
-  }
-  with_floating(values.dtype(), "init", [&]<class T>(T) {
-    T* const p = values.data<T>();
-    cpu::split(values.numel(), 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        p[i] = T(static_cast<Accumulate<T>>(random.normal(static_cast<uint64_t>(from + i)) * init.deviation));
-    });
-  });
 }
-
-// Initializes bytes [begin, begin + values.numel()) of the local shard of a 4-bit matrix.
-void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& random, int64_t begin) {
-  const std::vector<std::byte> full = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
-    cpu::split(std::ssize(to), 4096, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i)
-        to[static_cast<size_t>(i)] = static_cast<float>(
-            p.init.deviation == 0 ? p.init.constant
-                                  : random.normal(static_cast<uint64_t>(from + i)) * p.init.deviation);
-    });
-  });
-  for_each_run(p, begin, begin + values.numel(), [&](int64_t at, int64_t from, int64_t count) {
-    std::copy_n(full.begin() + from, count, values.raw() + (at - begin));
-  });
-}
-
-}  // namespace
 
 Var Module::forward(const Var&) {
   throw Error("[module] '" + full_name() + "' does not implement forward() for a single input");
@@ -216,70 +181,6 @@ std::vector<Module::Unit> Module::layout() {
   return out;
 }
 
-void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
-  if (cpu::DryRun::here()) return;
-  // GPU values are generated on the host, whose C library gives bitwise identical sines and logarithms everywhere.
-  const bool here = values.device() == Device::cpu;
-  Tensor all =
-      here ? values : Tensor::empty(values.shape(), values.dtype(), values.arena()->host(), Category::workspace);
-  all.fill(0);
-  const int64_t end = begin + values.numel();
-  for (const Slot& slot : unit.slots) {
-    const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.end());
-    const Philox random = Philox::named(seed, slot.parameter->source());
-    if (unit.packed) {
-      if (from < to)
-        initialise_bytes(all.narrow(0, from - begin, to - from), *slot.parameter, random, from - slot.begin);
-      continue;
-    }
-    for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t full, int64_t count) {
-      initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, full);
-    });
-  }
-  if (!here) Tensor(values).copy_from(all);
-}
-
-namespace {
-Tensor view(const Tensor& buffer, const Slot& slot) {
-  return buffer.narrow(0, slot.begin, slot.size).reshape(slot.parameter->local());
-}
-}  // namespace
-
-void bind_values(const Module::Unit& unit, const Tensor& values) {
-  for (const Slot& slot : unit.slots)
-    if (unit.packed)
-      slot.parameter->packed->bytes = values.narrow(0, slot.begin, slot.size);
-    else
-      slot.parameter->var.set_value(view(values, slot));
-}
-
-void drop_values(const Module::Unit& unit, DType dtype) {
-  for (const Slot& slot : unit.slots)
-    if (unit.packed)
-      slot.parameter->packed->bytes = Tensor();
-    else
-      slot.parameter->var.set_value(Tensor::meta(slot.parameter->var.shape(), dtype));
-}
-
-void bind_gradients(const Module::Unit& unit, const Tensor& grads) {
-  for (const Slot& slot : unit.slots) set_grad_buffer(slot.parameter->var, view(grads, slot));
-}
-
-FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed) {
-  initialise(unit, values, 0, seed);
-  bind_values(unit, values);
-  if (!unit.trainable) return {unit.name, std::move(values), {}, unit.slots};
-  grads.fill(0);
-  bind_gradients(unit, grads);
-  return {unit.name, std::move(values), std::move(grads), unit.slots};
-}
-
-FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed) {
-  const Tensor values = Tensor::empty({unit.size}, unit.dtype(dtype), arena, Category::parameters);
-  if (!unit.trainable) return make_flat(unit, values, {}, seed);
-  return make_flat(unit, values, Tensor::empty({unit.size}, grad_dtype, arena, Category::gradients), seed);
-}
-
 std::vector<FlatUnit>& Module::materialize(uint64_t seed, const ArenaPtr& arena, DType dtype, DType grad_dtype) {
   if (!units_.empty()) throw Error("[module] materialize() called twice");
   for (const Unit& unit : layout()) units_.push_back(tessera::make_unit(unit, arena, dtype, grad_dtype, seed));
@@ -294,48 +195,6 @@ void Module::clear_gradients() {
 void Module::zero_missing_gradients() {
   for (Parameter* p : parameters())
     if (p->trainable) zero_missing_grad(p->var);
-}
-
-Shape ShardSpec::slice_unit(Shape full) const {
-  if (is_replicated()) return full;
-  full[dim] = 0;
-  for (const Run& run : runs) full[dim] += run.size;
-  return full;
-}
-
-Shape Parameter::local() const { return shard.slice_unit(whole); }
-Shape Parameter::stored() const { return packed ? packed->stored() : whole; }
-const ShardSpec& Parameter::stored_shard() const { return packed ? packed->shard : shard; }
-int64_t Parameter::stored_here() const {
-  const int64_t elements = local().numel();
-  return packed ? packed->packing.bytes(elements) : elements;
-}
-
-Documents find_documents(const Tensor& ids_any, int32_t end) {
-  const Tensor ids = ids_any.contiguous();
-  if (ids.ndim() != 2) throw Error("[documents] ids are " + ids.describe() + "; expected int32 (B, T)");
-  Documents made{ids.make(ids.shape()), ids.make(ids.shape())};
-  const int64_t tokens = ids.dim(1);
-  for (int64_t b = 0; b < ids.dim(0); ++b) {
-    const int32_t* const id = ids.data<int32_t>() + b * tokens;
-    int32_t *const starts = made.starts.data<int32_t>() + b * tokens, *const positions =
-                                                                          made.positions.data<int32_t>() + b * tokens;
-    int32_t start = 0;
-    for (int32_t t = 0; t < tokens; ++t) {
-      if (t > 0 && id[t - 1] == end) start = t;
-      starts[t] = start;
-      positions[t] = t - start;
-    }
-  }
-  return made;
-}
-
-Documents documents_from(const Tensor& starts) {
-  Documents made{starts, starts.clone()};
-  for (int64_t i = 0; i < starts.numel(); ++i)
-    made.positions.data<int32_t>()[i] =
-        std::max(static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i], 0);  // padding: 0
-  return made;
 }
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ class Module : NotCopied {  // children hold references into it
   // forward() with all wrappers, the last one outermost.
   Var operator()(const Var& x);
   using Inner = std::function<Var(const Var&)>;
-  // For another function that uses this module's parameters; x may be undefined.
+  // Calls `inner` in place of forward(), with all wrappers; x may be undefined.
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) {
     require_object(f ? this : nullptr, "[wrap] f");
@@ -71,8 +71,8 @@ class Module : NotCopied {  // children hold references into it
 
   // Stores parameters of this module and of descendants outside other units in one flat buffer.
   void make_unit() { is_unit_ = true; }
-  // Layout of a unit's parameters in `size` elements. Separate units follow for the same module's matrices with
-  // full-matrix updates, its frozen and its 4-bit parameters (in bytes).
+  // Layout of a unit's parameters, in `size` elements (bytes for 4-bit parameters). A module's matrices with
+  // full-matrix updates, its frozen and its 4-bit parameters form separate units, which follow its first unit.
   struct Unit {
     std::string name;
     Module* module = nullptr;
@@ -92,7 +92,7 @@ class Module : NotCopied {  // children hold references into it
   void clear_gradients();
   // After the last backward of a step: zeroes gradients that did not arrive.
   void zero_missing_gradients();
-  // Rebuilt on demand.
+  // Packed weights are rebuilt on demand.
   virtual void drop_packs();
 
   // Position of the current step in the run. Set on the root and visible to all modules; map_step_info() modifies it
@@ -103,7 +103,7 @@ class Module : NotCopied {  // children hold references into it
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // After transform().
+  // The result of transform()'s function.
   Var used(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
@@ -136,19 +136,5 @@ class Module : NotCopied {  // children hold references into it
   std::vector<FlatUnit> units_;
   StepInfo step_;
 };
-
-// Initial values of elements [begin, begin + values.numel()) of a unit, independent of the layout: element i of the
-// unsharded parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and elements past the unit are
-// zero. A 4-bit weight is always generated in full, in float.
-void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
-// A unit in buffers of at least unit.size elements: initial values, zero gradients, and parameters as views. `grads` is
-// ignored for a frozen unit.
-FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed);
-FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed);
-// Makes the unit's parameters views of these buffers, of at least unit.size elements.
-void bind_values(const Module::Unit& unit, const Tensor& values);
-void bind_gradients(const Module::Unit& unit, const Tensor& grads);
-// Detaches the parameters from memory until the next bind_values().
-void drop_values(const Module::Unit& unit, DType dtype);
 
 }  // namespace tessera

@@ -59,8 +59,8 @@ struct Parameter {
   // The optimizer needs the full matrix (optim/muon.h); `rows`: rows of each fused matrix; empty: one matrix.
   bool full_matrix_update = false;
   std::vector<int64_t> rows = {};
-  // Parameters with equal `tie`, their name in a full model, are replicas of one parameter or its separate uses, whose
-  // gradients are summed, also over ranks.
+  // Name of a tied parameter in the full model. All parameters with this `tie` are replicas of that parameter or
+  // separate copies for its uses; their gradients are summed, also over ranks.
   std::string tie = {};
   ShardSpec shard = {};
   Span zero_grad_range = {};  // elements whose exact gradient is zero, so the computed gradient is only rounding error
@@ -124,7 +124,7 @@ struct NamedTensor {
 struct FlatUnit {
   std::string name;         // "blocks.0"
   Tensor values;            // 1-D: float64, float32 or bfloat16; uint8 for 4-bit matrices
-  Tensor grads;             // 1-D, as long as values; possibly another floating dtype
+  Tensor grads;             // 1-D, as long as values; possibly of a different dtype
   std::vector<Slot> slots;  // ordered by begin, not overlapping
 
   // A unit's parameters are all trainable, or all frozen and without gradients.

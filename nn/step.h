@@ -1,32 +1,12 @@
-// Documents packed into one sequence. Attention does not cross document boundaries and positions restart at 0, so each
-// document is computed independently.
-//
-//   ids         7 3 E 5 6 8 E E 4      E ends a document and belongs to it
-//   starts      0 0 0 3 3 3 3 7 8
-//   positions   0 1 2 0 1 2 3 0 0
+// Step of a run, as the modules of a model see it.
 #pragma once
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "tensor/tensor.h"
+#include "nn/documents.h"
 
 namespace tessera {
-
-// Undefined: each sequence is one document, from position 0.
-struct Documents {
-  static constexpr int32_t kPadding = 1 << 30;  // start of a padding token: no token attends to it
-  Tensor starts;     // int32 (B, Tq): start of each query's document, as a position in the full sequence
-  Tensor positions;  // int32 (B, T): within each token's document
-  // Each sequence is one document and padding, which attention may process: its outputs are unused.
-  bool only_padding = false;
-};
-
-// Full sequences: ids int32 (B, T) -> starts and positions, both (B, T), all in host memory.
-Documents find_documents(const Tensor& ids, int32_t end);
-
-// starts int32 (B, T), in host memory.
-Documents documents_from(const Tensor& starts);
 
 // Position of a forward pass in the run, for position embeddings and the counter-based RNG: a dropout mask depends only
 // on the logical element, in any shard of the activation.
@@ -36,7 +16,7 @@ struct StepInfo {
   int64_t first_sequence = 0;   // index of this micro-batch's first row within the global batch
   int64_t sequences_total = 0;  // of the global step, over which losses are averaged; 0: only local sequences
   bool training = false;        // enables dropout
-  // Device address of `step` for kernels, because a captured step is replayed with other values.
+  // Device address of `step` for kernels, because a captured step is replayed with different values.
   const uint64_t* step_on_gpu = nullptr;
   // If sequences are sharded: position of each local token, and tokens of the full sequence. Empty and 0: all tokens,
   // from position 0. The viewed memory must outlive the pass.

@@ -19,7 +19,7 @@ inline int64_t norm_blocks(int64_t elements) { return (elements + kNormBlock - 1
 // Sum of squares of each block of a contiguous floating tensor; `sums` is float64 (norm_blocks(numel)) on the same
 // device.
 void block_sums(const Tensor& grads, const Tensor& sums);
-// Each group is summed in order, then the group sums in order.
+// Block sums per group.
 inline constexpr int64_t kNormGroup = 256;
 class OrderedSum {
  public:

@@ -176,7 +176,7 @@ const std::vector<NamedTensor>& Optimizer::state() const {
 
 UpdateNumbers Optimizer::next(double lr) const {
   const auto t = static_cast<double>(steps() + 1);
-  const bool coupled = kOptimizers[static_cast<size_t>(kind_)].decay == Decay::coupled;
+  const bool coupled = find_row(kind_).decay == Decay::coupled;
   return {.lr = lr,
           .step_size = -lr / (1 - std::pow(options_.beta1, t)),
           .root_scale = 1 / std::sqrt(1 - std::pow(options_.beta2, t)),
@@ -223,7 +223,7 @@ void Optimizer::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
       matrices.emplace_back(u, units_[u]);
     else
       run({rules_[u], units_[u], masters_[u], states_[u]}, rounding_[u], now, on_gpu);
-  if (kind_ != OptimizerKind::muon) return;
+  if (!find_row(kind_).updates_matrices) return;
   std::vector<Tensor> updates(units_.size());
   for (auto& [u, unit] : matrices) {
     unit.values = updates[u] = unit.grads.make(unit.values.shape(), states_[u][0].dtype(), Category::workspace);

@@ -1,7 +1,8 @@
 // Update rules: each optimizer's state per element, and its update. The CPU loop (optim/optimizer.cpp) and the GPU loop
 // (optim/cuda/updates.cu) call the same functions and are therefore bitwise identical.
 //
-// A new optimizer needs a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind.
+// A new optimizer needs a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind. The
+// option and its defaults, checkpoint names, memory and tests follow from the row.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
 #include "nn/parameter.h"
 #include "tensor/math.h"
 
@@ -29,8 +31,8 @@ struct OptimizerOptions {
   // accessible to its kernels (make_pinned_arena()): an update then transfers state over the bus in both directions
   // while it computes.
   ArenaPtr state_arena = {};
-  // muon: computes matrix updates in place from the local shards, one tensor per unit, like its values; undefined for
-  // units without such matrices. Null: matrices are unsharded.
+  // muon: computes matrix updates in place from the local shards, one tensor of its values' shape per unit; undefined
+  // for units without such matrices. Null: matrices are unsharded.
   std::function<void(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates)> orthogonalise = {};
 };
 
@@ -139,28 +141,34 @@ struct MuonMatrix {
 using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
-enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's
+enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's decay
+// Defaults of a training run's hyperparameters.
+struct OptimizerDefaults {
+  double lr = 1e-3, weight_decay = 0.1, momentum = 0.9, beta1 = 0.9, beta2 = 0.99;
+};
 struct OptimizerRow {
   std::string_view name;
   UpdateRule rule;
   Decay decay;
+  bool updates_matrices = false;  // updates the weight matrices of layers in full (optim/muon.h)
+  OptimizerDefaults defaults = {};
 };
-inline constexpr std::array<OptimizerRow, 4> kOptimizers = {{{"sgd", Sgd(), Decay::coupled},
-                                                             {"adam", Adam(), Decay::coupled},
-                                                             {"adamw", Adam(), Decay::decoupled},
-                                                             {"muon", Adam(), Decay::decoupled}}};
+inline constexpr auto kOptimizers = std::to_array<OptimizerRow>({
+    {"sgd", Sgd(), Decay::coupled},
+    {"adam", Adam(), Decay::coupled},
+    {"adamw", Adam(), Decay::decoupled},
+    {"muon", Adam(), Decay::decoupled, true, {.momentum = 0.95}},
+});
+constexpr const OptimizerRow& find_row(OptimizerKind kind) { return kOptimizers.at(static_cast<size_t>(kind)); }
 
-inline constexpr auto kOptimizerNames = [] {
-  std::array<std::string_view, kOptimizers.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kOptimizers[i].name;
-  return names;
-}();
+inline constexpr auto kOptimizerNames = row_names(kOptimizers);
 
 // `matrices`: for units with full-matrix updates.
 constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {
   if (kind == OptimizerKind::sgd && momentum == 0) return PlainSgd();
-  if (kind == OptimizerKind::muon && matrices) return MuonMomentum();
-  return kOptimizers[static_cast<size_t>(kind)].rule;
+  const OptimizerRow& row = find_row(kind);
+  if (row.updates_matrices && matrices) return MuonMomentum();
+  return row.rule;
 }
 // Excludes bfloat16's master copy.
 constexpr std::span<const std::string_view> state_names(const UpdateRule& rule) {

@@ -16,7 +16,7 @@
 //
 // placements   activations S(tokens), parameters I with gradients P over this axis; in Ulysses q, k, v and the result
 //              change S(tokens) -> S(heads) -> S(tokens)
-// memory/rank  ring: q, k, v and `out` for T / c tokens, their log-sum-exp, and the k, v blocks in transit; nothing for
+// memory/rank  ring: q, k, v and `out` for T / c tokens, their log-sum-exp, and k and v in transit; no tensor of
 //              all T tokens. Ulysses: q, k, v and `out` for T tokens and H / c heads: the same number of elements
 // volume/rank  e bytes per element, a per accumulator (4, or 8 in float64), N = B T H D and M = B T K D elements:
 //              ring     forward  c - 1 messages of k and v: 2 (c - 1) / c e M bytes

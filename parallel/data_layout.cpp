@@ -122,7 +122,7 @@ struct DataBatches::RootLoss {
   Tensor gradient, sums;
 };
 
-// Each rank's loss is summed separately, as that rank would sum it; the gradients then overwrite the logits.
+// Each rank's loss is summed separately, in the order of that rank; the gradients then overwrite the logits.
 DataBatches::RootLoss DataBatches::losses_at_root(Tensor logits, const Tensor& targets, double scale) const {
   const int n = axis_.size();
   const int64_t rows = logits.dim(0) / n;

@@ -51,7 +51,7 @@ void check_servers(int servers, int ranks);
 // Collective over the axis.
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard);
 
-// In micro-batch j of m, rank r of n computes the sequences [(r m + j) b, (r m + j + 1) b) of the step's batch; with
+// In micro-batch j of m, rank r of n processes the sequences [(r m + j) b, (r m + j + 1) b) of the step's batch; with
 // context parallelism r counts groups of `copies` ranks. If rank 0 reads for all ranks (DataParallel):
 //
 //   ids -- scatter --> forward --> logits -- gather --> loss at rank 0 -- scatter --> backward
@@ -83,7 +83,7 @@ class DataBatches {
   };
   DataBatches(Communicator& axis, ArenaPtr arena, const Options& options);
 
-  // The sequences that this rank computes. Throws Error (usage) if `batch` is not a multiple of ranks x micro-batches.
+  // The sequences that this rank processes. Throws Error (usage) if `batch` is not a multiple of ranks x micro-batches.
   BatchSlice computes(int64_t batch, int64_t microbatches, int64_t index) const;
   // The sequences that this rank reads from the data set, in order: all ranks', its own, or none.
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;

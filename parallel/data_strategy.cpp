@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "nn/units.h"
 
 namespace tessera {
 
@@ -129,8 +130,8 @@ void check_options(const Communicator&, const DilocoOptions& o) {
   for (const int64_t fragment : o.fragments)
     expect_option(fragment >= 0 && fragment < o.sync.fragments, "fragments",
                   "values below sync.fragments, " + std::to_string(o.sync.fragments), std::to_string(fragment));
-  expect_option(std::isfinite(o.outer_lr), "outer_lr", "a finite number", std::to_string(o.outer_lr));
-  expect_option(std::isfinite(o.outer_momentum), "outer_momentum", "a finite number", std::to_string(o.outer_momentum));
+  expect_option(std::isfinite(o.outer.lr), "outer_lr", "a finite number", std::to_string(o.outer.lr));
+  expect_option(std::isfinite(o.outer.momentum), "outer_momentum", "a finite number", std::to_string(o.outer.momentum));
 }
 
 void check_options(const Communicator&, const auto&) {}

@@ -24,6 +24,7 @@
 
 #include "nn/module.h"
 #include "parallel/data_layout.h"
+#include "parallel/outer_step.h"
 
 namespace tessera {
 
@@ -32,16 +33,25 @@ enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async, diloco };
 inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async",
                                                                    "diloco"};
 
-// DiLoCo's outer steps: fragment p of P is synchronized in steps p H / P, p H / P + H, ... (fragment 0 in H, 2 H, ...),
-// and all fragments in the last step of the run.
+// When replicas with local updates synchronize: DiLoCo's outer steps, their closed forms and the fault that omits one
+// all ask this rule; only the oracle (verify/replicas.cpp) has its own. Fragment p of P is synchronized in steps p H /
+// P, p H / P + H, ... (fragment 0 in H, 2 H, ...), and all fragments in the last step of the run.
 struct SyncSteps {
   int64_t every = 1;      // H: steps between two outer steps of a fragment
   int64_t fragments = 1;  // P, at most H
   int64_t last = 0;       // last step of the run; 0: unknown
-  bool due(int64_t fragment, int64_t step) const {
-    return step == last || step % every == fragment * every / fragments;
+
+  // The first step after step `done` in which the fragment is synchronized.
+  int64_t next(int64_t fragment, int64_t done) const {
+    const int64_t first = fragment * every / fragments;
+    const int64_t step = done < first ? first : done + every - (done - first) % every;
+    return done < last ? std::min(step, last) : step;
   }
-  bool all_due(int64_t step) const { return step == last || (fragments == 1 && due(0, step)); }
+  bool due(int64_t fragment, int64_t step) const { return next(fragment, step - 1) == step; }
+  bool all_due(int64_t step) const;
+  // Synchronizations of the fragment in steps 1 to `steps`.
+  int64_t count(int64_t fragment, int64_t steps) const;
+  int64_t first() const;  // the first step that synchronizes any fragment
 };
 
 // The options of each strategy, described in its file.
@@ -60,13 +70,13 @@ struct DataParallelOptions {};
 struct ParameterServerOptions {
   int servers = 1;  // on the first ranks
 };
-struct AsyncServerOptions {  // of AsyncServer, which is not a DataStrategy: ranks do not step together
+struct AsyncServerOptions {  // of AsyncServer, which is not a DataStrategy
   int servers = 1;
 };
 struct DilocoOptions {
   SyncSteps sync = {};
   std::vector<int64_t> fragments = {};  // of each unit of Module::layout(); empty: one
-  double outer_lr = 0.7, outer_momentum = 0.9;
+  OuterOptions outer = {};
   // If DataOptions::copies > 1: ranks with the same sequences, and ranks with the same index in such a group.
   Communicator *context = nullptr, *replicas = nullptr;
 };

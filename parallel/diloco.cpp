@@ -31,12 +31,30 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/cuda/outer_step.h"
 #include "parallel/data_strategy.h"
+#include "parallel/outer_step.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
+
+bool SyncSteps::all_due(int64_t step) const {
+  int64_t fragment = 0;
+  while (fragment < fragments && due(fragment, step)) ++fragment;
+  return fragment == fragments;
+}
+
+int64_t SyncSteps::count(int64_t fragment, int64_t steps) const {
+  int64_t found = 0;
+  for (int64_t step = next(fragment, 0); step <= steps; step = next(fragment, step)) ++found;
+  return found;
+}
+
+int64_t SyncSteps::first() const {
+  int64_t step = next(0, 0);
+  for (int64_t fragment = 1; fragment < fragments; ++fragment) step = std::min(step, next(fragment, 0));
+  return step;
+}
 
 class Diloco final : public DataStrategy {
  public:
@@ -121,7 +139,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   Tensor common = make_state(), momentum;
   common.copy_from(all.values);
   state_kinds_.emplace_back("common");
-  if (diloco.outer_momentum > 0) {
+  if (diloco.outer.momentum > 0) {
     momentum = make_state();
     momentum.fill(0);
     state_kinds_.emplace_back("outer");
@@ -182,7 +200,7 @@ void Diloco::outer_step(int64_t fragment) {
   each([](const Synced& synced, const Tensor& own, const Tensor& sums) { make_differences(sums, synced.common, own); });
   if (size == 0) return;  // other pipeline ranks have all units of the fragment
   (diloco_.replicas ? *diloco_.replicas : axis_).all_reduce(grads_.narrow(0, 0, size));
-  const OuterStep<double> step{1.0 / copies(), diloco_.outer_momentum, diloco_.outer_lr};
+  const OuterStep<double> step = make_outer_step(copies(), diloco_.outer);
   each([&](Synced& synced, const Tensor& own, const Tensor& sums) {
     step_together(synced.common, synced.momentum, own, sums, step);
     if (own.dtype() != synced.values.dtype()) synced.values.copy_from(synced.common);

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "nn/units.h"
 #include "parallel/data_strategy.h"
 
 namespace tessera {

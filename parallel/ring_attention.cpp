@@ -79,7 +79,7 @@ std::vector<Tile> Ring::tiles(int hop) const {
                    true});
     return all;
   }
-  std::vector<int> begun;  // keys
+  std::vector<int> begun;  // keys that earlier tiles use
   for (const ChunkPair& pair : pairs) {
     AttentionOptions o = options;
     o.causal = options.causal && pair.query == pair.key;

@@ -10,6 +10,7 @@
 
 #include "autograd/parameter_memory.h"
 #include "base/error.h"
+#include "nn/units.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {

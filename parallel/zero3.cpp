@@ -12,6 +12,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/parameter_memory.h"
+#include "nn/units.h"
 #include "parallel/zero.h"
 #include "tensor/cuda/copy.h"
 

@@ -90,7 +90,7 @@ MemoryParts memory_parts(const Arena& arena) {
 
 }  // namespace
 
-Measured measure(const Job& job, const std::function<void(int done)>& working, int steps) {
+Measured measure(const TrainConfig& job, const std::function<void(int done)>& working, int steps) {
   const auto ranks = static_cast<size_t>(job.plan.ranks());
   std::vector<Log> logs(ranks);
   launch(launch_options(job.plan), [&](Communicator& world) {

@@ -20,7 +20,7 @@ struct Measured {
 // Trains on synthetic tokens: 3 warm-up steps, then `steps` steps, or fewer (at least 3) if they exceed one minute.
 // `working` receives the number of completed steps. check() must have accepted the job.
 Measured measure(
-    const Job& job, const std::function<void(int done)>& working = [](int) {}, int steps = 12);
+    const TrainConfig& job, const std::function<void(int done)>& working = [](int) {}, int steps = 12);
 
 // In seconds or bytes.
 struct Compared {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "models/layout.h"
+#include "models/stages.h"
 #include "planner/work.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
@@ -183,20 +183,21 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
   return s;
 }
 
-std::optional<Job> own_job(const Case& c) {
+std::optional<TrainConfig> own_job(const Case& c) {
   const Software& s = c.software;
   if (s.name != "tessera" || c.model.layers > kMaxLayers || c.model.gated != (c.model.positions == Positions::rope))
     return {};
   for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
     for (const DType grad : {DType::float32, DType::bfloat16})
-      for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+      for (size_t row = 0; row < kOptimizers.size(); ++row) {  // the first optimizer with state of this size
+        const auto optimizer = static_cast<OptimizerKind>(row);
         const Software own = own_software(dtype, grad, optimizer);
         if (own.parameter_bytes != s.parameter_bytes || own.gradient_bytes != s.gradient_bytes ||
             own.state_bytes != s.state_bytes)
           continue;
-        Job job{.model = to_model_config(c.model),
-                .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
-                .plan = c.layout.plan};
+        TrainConfig job{.model = to_model_config(c.model),
+                        .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
+                        .plan = c.layout.plan};
         job.model.dropout = s.dropout ? 0.1 : 0;
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
@@ -208,7 +209,7 @@ std::optional<Job> own_job(const Case& c) {
   return {};
 }
 
-std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own) {
+std::vector<int64_t> layer_range(const Case& c, const std::optional<TrainConfig>& own) {
   if (!own) return layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
   std::vector<int64_t> out;
   for (const Range& r : split_layers(*full_model(*own, own->model.vocab), shortest_schedule(own->plan).stages))
@@ -256,7 +257,7 @@ Bytes described_bytes(const Case& c) {
   return out;
 }
 
-std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
+std::optional<std::vector<MemoryParts>> own_memory(const TrainConfig& job) {
   std::vector<RankMemory> ranks;
   try {
     ranks = memory_of_ranks(job, true);
@@ -278,7 +279,7 @@ std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
   return out;
 }
 
-Bytes own_bytes(const Job& job) {
+Bytes own_bytes(const TrainConfig& job) {
   Bytes out;
   for (const SentBytes& sent : expected_bytes(job, 1))
     if (sent.bytes > 0)

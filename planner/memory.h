@@ -13,13 +13,13 @@ namespace tessera::planner {
 
 // The equivalent job; nullopt unless the software is Tessera, supports the model, and has a dtype and optimizer with
 // these bytes per parameter. Throws FieldError for sizes that Tessera rejects.
-std::optional<Job> own_job(const Case& c);
+std::optional<TrainConfig> own_job(const Case& c);
 Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer = OptimizerKind::adamw);
 
 // An even split; remainders go to the later stages.
 std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
 // The FLOP-balanced split of a Tessera job, otherwise an even split.
-std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own);
+std::vector<int64_t> layer_range(const Case& c, const std::optional<TrainConfig>& own);
 
 // Parameters of a stage's rank before sharding over the data axis: layers (with local experts), embeddings and head.
 struct StageParameters {
@@ -39,10 +39,10 @@ double saved_for_weight_pass(const Case& c);
 std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64_t>& layers,
                                           const PipelineTime& pipeline);
 // Per pipeline rank, by a dry run: the peak over the ranks of its stages. nullopt if a rank exceeds a terabyte.
-std::optional<std::vector<MemoryParts>> own_memory(const Job& job);
+std::optional<std::vector<MemoryParts>> own_memory(const TrainConfig& job);
 
 // Bytes sent per step by axis and operation, averaged over ranks.
 Bytes described_bytes(const Case& c);
-Bytes own_bytes(const Job& job);
+Bytes own_bytes(const TrainConfig& job);
 
 }  // namespace tessera::planner

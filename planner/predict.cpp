@@ -166,7 +166,7 @@ Prediction predict(const Case& given) {
 
 Prediction as_run(const Case& c, Prediction out) {
   constexpr double kDryRun = 4e12;  // bytes, above the capacity of an arena
-  if (const std::optional<Job> own = own_job(c); own && out.memory[out.peak_rank].peak() <= kDryRun) {
+  if (const std::optional<TrainConfig> own = own_job(c); own && out.memory[out.peak_rank].peak() <= kDryRun) {
     if (std::optional<std::vector<MemoryParts>> found = own_memory(*own)) set_memory(c, *std::move(found), out);
     out.bytes = own_bytes(*own);
   }

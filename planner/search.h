@@ -28,6 +28,14 @@ struct Fixed {
   std::optional<ContextMode> cp_mode = {};
   std::optional<Recompute> recompute = {};
 };
+// Calls visit(field, choice, value in the layout) for each.
+void each_choice(auto& f, auto& l, const auto& visit) {
+  visit("pp", f.pp, l.plan.pp), visit("dp", f.dp, l.plan.dp), visit("cp", f.cp, l.plan.cp);
+  visit("tp", f.tp, l.plan.tp), visit("ep", f.ep, l.ep), visit("chunks", f.chunks, l.plan.chunks);
+  visit("microbatches", f.microbatches, l.plan.microbatches), visit("sp", f.sp, l.plan.sp);
+  visit("zero", f.zero, l.plan.zero), visit("schedule", f.schedule, l.plan.schedule);
+  visit("cp_mode", f.cp_mode, l.plan.cp_mode), visit("recompute", f.recompute, l.plan.recompute);
+}
 
 struct SearchRequest {
   ModelShape model = {};
@@ -40,8 +48,8 @@ struct SearchRequest {
 
 Case make_case(const SearchRequest& question, const Layout& layout);
 
-// All meshes with their micro-batches; free schedules are 1f1b and free ZeRO stages 0. If there are none, throws
-// FieldError with the conflicting field or the nearest valid number of ranks.
+// All meshes with their micro-batches; the schedule is 1f1b and the ZeRO stage 0 unless fixed. If there are none,
+// throws FieldError with the conflicting field or the nearest valid number of ranks.
 std::vector<Layout> bases(const SearchRequest& question);
 std::vector<Layout> variants(const SearchRequest& question, const Layout& base);
 
@@ -78,7 +86,7 @@ struct Candidate {
 struct SearchResult {
   // Fastest first: the best of each mesh and ZeRO stage, then further plans that fit.
   std::vector<Candidate> best = {};
-  std::vector<Candidate> too_large = {};               // fast according to their bound; closest to fitting first
+  std::vector<Candidate> too_large = {};               // plans that are fast but do not fit, smallest excess first
   int64_t feasible = 0, estimated = 0, simulated = 0;  // bases, closed forms, simulations
 };
 
@@ -87,7 +95,5 @@ using ProgressCallback = std::function<void()>;
 // Throws FieldError if no layout is valid, regardless of memory.
 SearchResult search(
     const SearchRequest& question, size_t top = 10, const ProgressCallback& progress = [] {});
-// Exhaustive, for tests and few ranks.
-SearchResult search_all(const SearchRequest& question, size_t top = 10);
 
 }  // namespace tessera::planner

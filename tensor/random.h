@@ -1,8 +1,8 @@
 // Counter-based RNG: a random value is a pure function of (seed, name, step, global logical index).
 //
-// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key, derived
-// from seed and name ("blocks.0.mlp.up"), and a 128-bit counter, step and index in the full tensor, to four 32-bit
-// words. Any rank can therefore generate its shard under any partition.
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key (from seed
+// and name, such as "blocks.0.mlp.up") and a 128-bit counter (step, index in the full tensor) to four 32-bit words. Any
+// rank can therefore generate its shard under any partition.
 #pragma once
 #include <array>
 #include <cmath>
@@ -37,8 +37,8 @@ class Philox {
     return {c0, c1, c2, c3};
   }
 
-  // Four consecutive elements share a block. Selected by comparison: a run-time index would move the block to a GPU's
-  // local memory.
+  // Four consecutive elements share a block. The word is selected by comparison, because a run-time index would move
+  // the block to a GPU's local memory.
   constexpr uint32_t word(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 2, step);
     const uint32_t low = i & 1 ? b[1] : b[0], high = i & 1 ? b[3] : b[2];

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// `version` counts modifications and invalidates cached copies in another layout, such as packed weights.
+// `version` counts modifications and invalidates cached copies in a different layout, such as packed weights.
 class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)
@@ -187,7 +187,7 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
   }
 }
 
-// Minimal dims for iterating over operands of one (expanded) shape: no dims of size 1, and dims contiguous in every
+// Minimal dims for iterating over operands expanded to one shape: no dims of size 1, and dims contiguous in every
 // operand are merged.
 
 inline constexpr int kMaxOperands = 3;

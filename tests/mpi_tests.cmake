@@ -1,5 +1,5 @@
-# The tests of the MPI transport: a program of ours under mpirun. The library frees not all that it holds, so the address
-# sanitizer does not look for leaks there.
+# Tests of the MPI transport: a test program under mpirun. Leak detection is off, because the MPI library does not free all of
+# its memory.
 add_executable(mpi_program ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/mpi_program.cpp)
 target_link_libraries(mpi_program PRIVATE tessera_flags tessera_parallel MPI::MPI_CXX fmt::fmt ${CMAKE_DL_LIBS})
 set(mpi_script ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/mpi_test.sh)

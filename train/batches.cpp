@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "data/examples.h"
 #include "data/mixture.h"
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
@@ -121,7 +121,7 @@ int32_t document_end(const Sequences& sequences) {
   return *sequences.document_end;
 }
 
-void check_sequences(const Job& job, const Sequences& sequences) {
+void check_sequences(const TrainConfig& job, const Sequences& sequences) {
   if (!sequences.load) throw FieldError("load", "expected a callable that loads sequences, got an empty std::function");
   if (job.optim.document_mask && !sequences.starts) document_end(sequences);
   if (sequences.trained && job.plan.dp_mode == DataMode::ps_async)
@@ -171,7 +171,7 @@ std::vector<int64_t> Sequences::lengths(int64_t step, int64_t first, int64_t cou
   return out;
 }
 
-int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths) {
+int64_t padded_tokens(const TrainConfig& job, std::span<const int64_t> lengths) {
   const Plan& p = job.plan;
   if (lengths.empty()) return job.model.context;
   const int64_t chunks = sequence_partition(p.cp_mode) == SequencePartition::zigzag ? 2 * p.cp : p.cp;
@@ -190,7 +190,7 @@ Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int
   return out;
 }
 
-StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions,
+StepTokens::StepTokens(const TrainConfig& job, Sequences sequences, std::vector<int64_t> positions,
                        const DataStrategy& strategy, ArenaPtr arena)
     : job_(job),
       sequences_(std::move(sequences)),
@@ -349,7 +349,7 @@ StepInfo StepTokens::where(int64_t microbatch) {
   if (padded) at.lengths = own;
   if (!job_.optim.document_mask && !padded) return at;
   Arrays some = arrays(microbatch, {false, false, true, true});
-  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 needs them
+  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // required by rank 0
   at.documents = {some[2], some[3], !job_.optim.document_mask};
   return at;
 }
@@ -362,7 +362,7 @@ StepInfo StepTokens::where(const Tensor& full, const Tensor& starts) const {
   return at;
 }
 
-// In host memory.
+// Document boundaries in host memory.
 Documents StepTokens::own_documents(const Tensor& full, const Tensor& starts) const {
   const bool masks = job_.optim.document_mask;
   if (!masks && !starts.defined()) return {};

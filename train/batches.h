@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "models/layout.h"
+#include "models/stages.h"
 #include "train/step.h"
 
 namespace tessera {
@@ -38,7 +38,7 @@ struct Sequences {
 // Tokens computed per sequence in a pass over sequences of these lengths: the maximum, rounded up to a multiple of
 // kTokensTogether and of the number of cp and sp partitions, at most the context; the context if `lengths` is empty.
 inline constexpr int64_t kTokensTogether = 64;
-int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
+int64_t padded_tokens(const TrainConfig& job, std::span<const int64_t> lengths);
 // Document starts of these tokens, int32 (B, T) in host memory: `starts` (B, context) if defined, otherwise 0;
 // Documents::kPadding after each sequence. Returns `starts` if `lengths` is empty.
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
@@ -48,7 +48,7 @@ int32_t document_end(const Sequences& sequences);
 
 // Throws FieldError if the job masks documents without known boundaries, or if some targets are not trained under a
 // plan without a global batch to average over.
-void check_sequences(const Job& job, const Sequences& sequences);
+void check_sequences(const TrainConfig& job, const Sequences& sequences);
 
 // The divisor of a step's loss.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
@@ -71,7 +71,7 @@ class StepTokens final : public BatchSource {
  public:
   // `positions`: columns of every sequence on this rank; empty: the full context. `job` and `strategy` must outlive
   // this object. Throws FieldError as check_sequences() does.
-  StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions, const DataStrategy& strategy,
+  StepTokens(const TrainConfig& job, Sequences sequences, std::vector<int64_t> positions, const DataStrategy& strategy,
              ArenaPtr arena);
   // Subsequently loaded micro-batches read their step number from this graph.
   void queue_for(const StepGraph& graph) { graph_ = &graph; }
@@ -81,7 +81,7 @@ class StepTokens final : public BatchSource {
   void begin(int64_t step);
   // Prefetches the tokens of a step; staged tokens stay valid.
   void ahead(int64_t step);
-  // int32 (B, T) of a micro-batch; meta tensors if not requested. Queued on a GPU.
+  // A micro-batch, int32 (B, T); `ids` or `targets` is a meta tensor if its flag is false. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets) override;
   // Position of a micro-batch in the run, with this rank's documents if the job masks them. Queued on a GPU; reads the
   // sequences even on ranks that load no ids.
@@ -111,19 +111,19 @@ class StepTokens final : public BatchSource {
   Arrays read(int64_t step, int64_t microbatch) const;
   Arrays arrays(int64_t microbatch, const std::array<bool, 4>& wanted);
   StepInfo place(int64_t tokens) const;
-  // Lengths of sequences computed on this rank, or (`moved`) exchanged together.
+  // Lengths of this rank's sequences or (`moved`) of all that it exchanges.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
-  // Empty: all.
+  // This rank's columns of sequences of `tokens` tokens; empty: all.
   const std::vector<int64_t>& local_columns(int64_t tokens) const;
   Documents own_documents(const Tensor& full, const Tensor& starts) const;
   Tensor own_columns(const Tensor& full) const;
   void fill(Place& place, const Arrays& arrays) const;
   bool splits_tokens() const { return job_.plan.cp > 1 || job_.plan.sp; }
 
-  const Job& job_;
+  const TrainConfig& job_;
   Sequences sequences_;
   std::vector<int64_t> positions_;
-  mutable std::map<int64_t, std::vector<int64_t>> columns_;  // of shorter sequences
+  mutable std::map<int64_t, std::vector<int64_t>> columns_;  // local_columns() by number of tokens
   const DataStrategy& strategy_;
   ArenaPtr arena_;
   const StepGraph* graph_ = nullptr;

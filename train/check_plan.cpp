@@ -1,4 +1,4 @@
-// Rejects invalid plans with the field and the nearest valid value.
+// Rejects invalid plans; the error names the field and the nearest valid value.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,14 +39,14 @@ void check_numbers(Plan p) {
   positive("timeout", p.timeout);
 }
 
-void check_documents(const Job& s) {
+void check_documents(const TrainConfig& s) {
   if (s.optim.document_mask && s.plan.dp_mode == DataMode::dataparallel)
     refuse("document_mask",
            "`dp_mode` dataparallel scatters tokens from rank 0 without document boundaries; expected `dp_mode` ddp, "
            "got dataparallel");
 }
 
-void check_float64(const Job& s) {
+void check_float64(const TrainConfig& s) {
   if constexpr (kWithCuda)
     if (s.plan.device == Device::cuda && s.optim.dtype == DType::float64 && !cuda::has_float64_kernels())
       refuse(
@@ -54,7 +54,7 @@ void check_float64(const Job& s) {
           "fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON; expected fp32 or bf16, or `device` cpu");
 }
 
-void check_state_dtype(const Job& s) {
+void check_state_dtype(const TrainConfig& s) {
   if (s.optim.state_dtype != DType::bfloat16) return;
   if (s.optim.dtype != DType::bfloat16)
     refuse("state_dtype", "bf16 requires `dtype` bf16, got {}; expected fp32", value_name(s.optim.dtype));
@@ -118,7 +118,7 @@ void check_pipeline(const Plan& p, const ModelConfig& m) {
 }
 
 // Partitions one layer for each tp rank, using fake ranks.
-void check_quantized(const Job& s) {
+void check_quantized(const TrainConfig& s) {
   if (s.model.quantize.codec == Codec::none) return;
   ModelConfig one = s.model;
   one.layers = 1;
@@ -129,17 +129,17 @@ void check_quantized(const Job& s) {
   }
 }
 
-void check_place(const Job& s, bool traced) {
+void check_place(const TrainConfig& s, bool traced) {
   const Plan& p = s.plan;
   check_attention(p);
   check_device(p.device);
   no_graph_because(s, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
-    refuse("all_reduce", "MPI reduces only arrays in host memory; expected direct, ring, tree or root");
+    refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", expected_algorithms());
 }
 
-// NCCL determines its summation order and requires one GPU per rank.
+// NCCL chooses its own reduction order and requires one GPU per rank.
 void check_nccl(const Plan& p) {
   if (!uses_nccl(p)) {
     if (const std::string pair = has_processes(p) ? "" : gpus_apart(p); !pair.empty())
@@ -168,12 +168,11 @@ void check_diloco(const Plan& p) {
   if (p.zero != ZeroStage::none)
     refuse("zero", "`dp_mode` diloco does not shard state between synchronizations; expected 0, got {}",
            value_name(p.zero));
-  const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
-  if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
+  if (!find_row(p.all_reduce).adds_uniformly() && (p.pp > 1 || p.tie_copies || p.tp > 1))
     refuse("all_reduce",
-           "{} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
-           "resynchronize them; expected direct, tree or root{}",
-           p.all_reduce == Algorithm::ring ? "a ring" : "a library",
+           "a {} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
+           "resynchronize them; expected {}{}",
+           p.all_reduce == Algorithm::native ? "library" : to_string(p.all_reduce), expected_algorithms(true),
            uses_nccl(p) ? ", and `backend` threads or mpi" : "");
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
     refuse("outer_lr", "expected a number above 0, got {}", p.outer_lr);
@@ -191,19 +190,20 @@ void check_offload(const Plan& p) {
            "nothing, since every pass reads them; expected `device` cuda, got cpu");
 }
 
-void check_updates(const Job& s) {
-  const bool muon = s.optim.optimizer == OptimizerKind::muon;
+void check_updates(const TrainConfig& s) {
+  const OptimizerRow& row = find_row(s.optim.optimizer);
   const DataMode mode = s.plan.dp_mode;
-  if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
+  if (row.updates_matrices && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
-           "muon requires full matrices, which servers of {} do not hold; expected a different optimizer, or `dp_mode` "
+           "{} requires full matrices, which servers of {} do not hold; expected a different optimizer, or `dp_mode` "
            "ddp",
-           value_name(mode));
-  if (muon && s.model.lora.rank > 0)
+           row.name, value_name(mode));
+  if (row.updates_matrices && s.model.lora.rank > 0)
     refuse("optimizer",
-           "muon updates the weight matrices of the layers, which are frozen when training adapters; expected adamw");
-  if (muon && s.optim.state_dtype == DType::bfloat16)
-    refuse("state_dtype", "muon requires fp32 momentum; expected fp32, got bf16");
+           "{} updates the weight matrices of the layers, which are frozen when training adapters; expected adamw",
+           row.name);
+  if (row.updates_matrices && s.optim.state_dtype == DType::bfloat16)
+    refuse("state_dtype", "{} requires fp32 momentum; expected fp32, got bf16", row.name);
   if (s.plan.sync_fragments > s.model.layers)
     refuse("sync_fragments", "each fragment has at least one of the {} layers; expected at most {}, got {}",
            s.model.layers, s.model.layers, s.plan.sync_fragments);
@@ -211,8 +211,8 @@ void check_updates(const Job& s) {
 
 void check_data(const Plan& p) {
   if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
-    refuse("all_reduce", "{} ranks have no native all-reduce; expected direct, ring, tree or root",
-           p.backend == Backend::tcp ? "TCP" : "thread");
+    refuse("all_reduce", "{} ranks have no native all-reduce; expected {}",
+           p.backend == Backend::tcp ? "TCP" : "thread", expected_algorithms());
   if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "requires `zero` 1, 2 or 3, got 0");
   if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
     refuse("shard_ranks", "groups of {} ranks do not divide the {} data ranks; nearest valid value: {}", p.shard_ranks,
@@ -263,13 +263,13 @@ void check_experts(const Plan& p, const ModelConfig& m) {
            "each group holds all experts, sharded over {} ranks of `ep`; expected a multiple of {}, got {}", p.ep, p.ep,
            p.shard_ranks);
   if (p.dp_mode != DataMode::ddp) refuse("ep", "requires `dp_mode` ddp, got {}", value_name(p.dp_mode));
-  if (p.all_reduce == Algorithm::ring)
+  if (!find_row(p.all_reduce).adds_uniformly() && p.all_reduce != Algorithm::native)
     refuse("all_reduce",
-           "a ring's summation order depends on positions in the buffer, which differ between ranks of `ep`; expected "
-           "direct, tree or root");
+           "a {}'s summation order depends on positions in the buffer, which differ between ranks of `ep`; expected {}",
+           to_string(p.all_reduce), expected_algorithms(true));
 }
 
-void check_model(const Job& s) {
+void check_model(const TrainConfig& s) {
   const ModelConfig& m = s.model;
   if (m.head_dim == 0 && m.channels % m.heads != 0)
     refuse("heads", "{} heads do not divide {} channels; nearest valid value: {}", m.heads, m.channels,
@@ -283,7 +283,7 @@ void check_model(const Job& s) {
   build_model(s.make, one);
 }
 
-void check_microbatches(const Job& s) {
+void check_microbatches(const TrainConfig& s) {
   if (s.optim.batch % s.plan.microbatches != 0)
     refuse("microbatches", "{} does not divide the batch size, {}; nearest valid value: {}", s.plan.microbatches,
            s.optim.batch, divisors_near(s.optim.batch, s.plan.microbatches));
@@ -291,7 +291,7 @@ void check_microbatches(const Job& s) {
 
 }  // namespace
 
-void check_sizes(const Job& s) {
+void check_sizes(const TrainConfig& s) {
   ErrorList found;
   found.check([&] { check_model(s); });
   found.check([&] { check_microbatches(s); });
@@ -338,11 +338,11 @@ void check(const Plan& p) {
   check_modes(p);
   check_chunks(p);
   make_schedule(p);
-  check_place(Job{.plan = p}, false);
+  check_place(TrainConfig{.plan = p}, false);
   check_nccl(p);
 }
 
-void check(const Job& s, bool traced) {
+void check(const TrainConfig& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();

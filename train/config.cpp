@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -19,43 +22,76 @@ namespace {
 constexpr double kMegabyte = 1 << 20;
 constexpr double kMaxSteps = 1e12;  // so that steps times ranks stays far below 2^63
 
+// A field whose default may depend on the optimizer; its help ends with the defaults that differ: "...; muon: 0.95".
+struct Hyperparameter {
+  std::string_view name;
+  double Optimisation::*field;
+  double OptimizerDefaults::*value;
+  std::string help;
+};
+
+const std::vector<Hyperparameter>& hyperparameters() {
+  using O = Optimisation;
+  using D = OptimizerDefaults;
+  static const std::vector<Hyperparameter> all = [] {
+    std::vector<Hyperparameter> out{
+        {"momentum", &O::momentum, &D::momentum, "momentum of sgd [0.9], or of the matrices under muon [0.95]"},
+        {"lr", &O::lr, &D::lr, "learning rate after warm-up"},
+        {"weight_decay", &O::weight_decay, &D::weight_decay, "weight decay of matrices (none for other parameters)"},
+        {"beta1", &O::beta1, &D::beta1, "Adam's decay rate of the first moment"},
+        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"}};
+    for (Hyperparameter& h : out)
+      for (const OptimizerRow& row : kOptimizers)
+        if (row.defaults.*h.value != D().*h.value && h.name != "momentum")
+          h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
+    return out;
+  }();
+  return all;
+}
+
+std::string_view hyperparameter_help(std::string_view name) {
+  return std::ranges::find(hyperparameters(), name, &Hyperparameter::name)->help;
+}
+
 }  // namespace
+
+void set_defaults(Optimisation& o, const std::function<bool(std::string_view)>& is_set) {
+  const OptimizerDefaults common, own = find_row(o.optimizer).defaults;
+  for (const Hyperparameter& h : hyperparameters())
+    if (own.*h.value != common.*h.value && !is_set(h.name)) o.*h.field = own.*h.value;
+}
 
 Settings field_descriptors(Optimisation& o) {
   Settings s;
-  s.group("Model");
-  s.add(o.dtype, {"dtype", "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify"})
-      .of("fp32|bf16|fp64")
-      .for_identity(IdentityRole::yes);
-  s.group("Data");
-  s.add(o.batch, {"batch", "global batch size: sequences per step", {1, 1e9}}).for_identity(IdentityRole::yes);
-  s.add(o.document_mask,
-        {"document_mask",
-         "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>"})
-      .for_identity(IdentityRole::unless_default);
-  s.group("Optimization");
-  s.add(o.optimizer,
-        {"optimizer", "optimizer; muon updates the weight matrices of the layers, adamw all other parameters"})
-      .for_identity(IdentityRole::yes);
-  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], or of the matrices under muon [0.95]", {0, 1, true}})
-      .follows();
-  s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
-  s.add(o.lr, {"lr", "learning rate after warm-up", {0}});
-  s.add(o.min_lr,
-        {"min_lr", "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]", {0}})
-      .or_share(o.min_lr_share, '%');
-  s.add(o.warmup, {"warmup", "linear warm-up steps; a percentage (3%) is relative to `steps`", {0, kMaxSteps}})
-      .or_share(o.warmup_share, '%');
-  s.add(o.state_dtype, {"state_dtype",
-                        "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic "
-                        "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
-      .of("fp32|bf16")
-      .for_identity(IdentityRole::unless_default);
-  s.add(o.weight_decay, {"weight_decay", "weight decay of matrices (none for other parameters)", {0}});
-  s.add(o.beta1, {"beta1", "Adam's decay rate of the first moment", {0, 1, true}});
-  s.add(o.beta2, {"beta2", "Adam's decay rate of the second moment", {0, 1, true}});
-  s.add(o.clip, {"clip", "maximum global gradient norm; 0: no clipping", {0}});
-  s.add(o.seed, {"seed", "seed of the sampling RNG", {0}}).for_identity(IdentityRole::yes);
+  s.add("Model",
+        {{"dtype", &o.dtype, "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify",
+          Field{.choices = "fp32|bf16|fp64", .same = IdentityRole::yes}}});
+  s.add("Data", {{"batch", &o.batch, "global batch size: sequences per step",
+                  Field{.range = {1, 1e9}, .same = IdentityRole::yes}},
+                 {"document_mask", &o.document_mask,
+                  "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>",
+                  Field{.same = IdentityRole::unless_default}}});
+  s.add("Optimization",
+        {{"optimizer", &o.optimizer,
+          "optimizer; muon updates the weight matrices of the layers, adamw all other parameters",
+          Field{.same = IdentityRole::yes}},
+         {"momentum", &o.momentum, hyperparameter_help("momentum"), Field{.range = {0, 1, true}, .open = true}},
+         {"steps", &o.steps, "optimizer steps", Field{.range = {1, kMaxSteps}}},
+         {"lr", &o.lr, hyperparameter_help("lr"), Field{.range = {0}}},
+         {"min_lr", &o.min_lr,
+          "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]",
+          Field{.range = {0}, .share = &o.min_lr_share, .of_what = '%'}},
+         {"warmup", &o.warmup, "linear warm-up steps; a percentage (3%) is relative to `steps`",
+          Field{.range = {0, kMaxSteps}, .share = &o.warmup_share, .of_what = '%'}},
+         {"state_dtype", &o.state_dtype,
+          "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic rounding (8 "
+          "bytes per parameter with `grad_dtype` bf16)",
+          Field{.choices = "fp32|bf16", .same = IdentityRole::unless_default}},
+         {"weight_decay", &o.weight_decay, hyperparameter_help("weight_decay"), Field{.range = {0}}},
+         {"beta1", &o.beta1, hyperparameter_help("beta1"), Field{.range = {0, 1, true}}},
+         {"beta2", &o.beta2, hyperparameter_help("beta2"), Field{.range = {0, 1, true}}},
+         {"clip", &o.clip, "maximum global gradient norm; 0: no clipping", Field{.range = {0}}},
+         {"seed", &o.seed, "seed of the sampling RNG", Field{.range = {0}, .same = IdentityRole::yes}}});
   return s;
 }
 
@@ -64,18 +100,18 @@ bool saves_in_background(const TrainConfig& c) {
          c.plan.offload == Offload::none && c.plan.dp_mode != DataMode::ps_async;
 }
 
-ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
+ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
   ModelConfig config = s.model;
   if (config.vocab > 0 && config.vocab < tokens_vocab)
     throw FieldError("vocab", fmt::format("expected at least the tokenizer's vocabulary size, {}, got {}", tokens_vocab,
                                           config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
-  config.whole_updates = s.optim.optimizer == OptimizerKind::muon;
+  config.whole_updates = find_row(s.optim.optimizer).updates_matrices;
   return config;
 }
 
-std::unique_ptr<LanguageModel> full_model(const Job& s, int64_t tokens_vocab) {
+std::unique_ptr<LanguageModel> full_model(const TrainConfig& s, int64_t tokens_vocab) {
   return build_model(s.make, model_config(s, tokens_vocab));
 }
 
@@ -86,10 +122,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
   if (p.dp_mode == DataMode::dataparallel) return DataParallelOptions{};
   if (p.dp_mode == DataMode::ps_sync) return ParameterServerOptions{servers};
   if (p.dp_mode == DataMode::ps_async) return AsyncServerOptions{servers};
-  if (p.dp_mode == DataMode::diloco)
-    return DilocoOptions{.sync = {.every = p.sync_every, .fragments = p.sync_fragments, .last = steps},
-                         .outer_lr = p.outer_lr,
-                         .outer_momentum = p.outer_momentum};
+  if (p.dp_mode == DataMode::diloco) return diloco_options(p, steps);
   if (p.zero != ZeroStage::none)
     return ZeroOptions{.stage = static_cast<int>(p.zero), .shard_ranks = static_cast<int>(p.shard_ranks)};
   return DdpOptions{.bucket_bytes = static_cast<int64_t>(p.bucket_mb * kMegabyte)};
@@ -97,7 +130,7 @@ StrategyOptions strategy_options(const Plan& p, int64_t steps) {
 
 }  // namespace
 
-DataOptions data_options(const Job& s) {
+DataOptions data_options(const TrainConfig& s) {
   const DType dtype = s.optim.dtype;
   return {.strategy = strategy_options(s.plan, s.optim.steps),
           .microbatches = s.plan.microbatches,
@@ -125,7 +158,7 @@ LrSchedule lr_schedule(const Optimisation& o) {
           .steps = o.steps};
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> units,
+std::unique_ptr<Optimizer> make_optimizer(const TrainConfig& s, std::vector<FlatUnit> units,
                                           decltype(OptimizerOptions::orthogonalise) orthogonalise) {
   const Optimisation& o = s.optim;
   return make_optimizer(o.optimizer, std::move(units),

@@ -1,5 +1,5 @@
 // The configuration of a training run: model, hyperparameters, parallelization plan, data and files. Code below the
-// command line reads nothing else. Only the text of config.toml depends on which fields a user set (`given`).
+// command line reads nothing else.
 //
 //   TrainConfig config{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
 //   check(config);
@@ -13,11 +13,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "data/jsonl.h"
+#include "data/chat_template.h"
 #include "data/text.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
@@ -28,12 +28,13 @@ namespace tessera {
 // Hyperparameters and other settings independent of the plan. Equal settings mean the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = 0.9;                      // for sgd, and for muon's matrices
-  double lr = 1e-3;                           // after warm-up
-  std::optional<double> min_lr = {};          // at the end of the cosine; unset: lr / 10
-  double min_lr_share = 0, warmup_share = 0;  // fractions of lr and of steps; 0: min_lr and warmup apply
+  double momentum = OptimizerDefaults().momentum;  // for sgd, and for muon's matrices
+  double lr = OptimizerDefaults().lr;              // after warm-up
+  std::optional<double> min_lr = {};               // at the end of the cosine decay; unset: lr / 10
+  double min_lr_share = 0, warmup_share = 0;       // fractions of lr and of steps; 0: min_lr and warmup apply
   int64_t warmup = 100, steps = 3000;
-  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
+  double weight_decay = OptimizerDefaults().weight_decay;
+  double beta1 = OptimizerDefaults().beta1, beta2 = OptimizerDefaults().beta2;
   double clip = 1;               // maximum global gradient norm; 0: no clipping
   int64_t batch = 12;            // global batch: sequences per step over all ranks
   int64_t seed = 1337;           // of weights, data order and dropout
@@ -47,8 +48,9 @@ struct Optimisation {
 
 constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
 Settings field_descriptors(Optimisation& optim);
+// Fields for which `is_set` is false receive the optimizer's defaults (optim/rules.h).
+void set_defaults(Optimisation& optim, const std::function<bool(std::string_view field)>& is_set);
 
-// The data, and how they become sequences of tokens.
 struct DataConfig {
   std::string source = "austen";  // the data: field `data`
   HeldOut held = {};
@@ -62,7 +64,6 @@ struct DataConfig {
   std::string map = {}, roles = {};  // renamed keys of an example, and renamed roles
 };
 
-// Initial weights, checkpoints and validations.
 struct RunConfig {
   std::optional<std::string> init = {}, base = {};               // initial model, and the base of its adapters
   std::optional<std::string> adapter_base = {}, base_hash = {};  // of adapters: the path and hash of the base model
@@ -74,11 +75,11 @@ struct RunConfig {
   int64_t patience = 0;                   // validations without improvement that end the run; 0: unlimited
   int64_t check_replicas = 0;             // steps between checks; 0: only when saving
   bool no_save = false, no_eval = false;
-  int64_t dump = 0;  // a step; 0: none
+  int64_t dump = 0;  // the step to dump; 0: none
 };
 
 struct TrainConfig {
-  ModelConfig model = {};  // vocab 0: unknown yet
+  ModelConfig model = {};  // vocab 0: not yet known
   Optimisation optim = {};
   Plan plan = {};
   ModelFactory make = make_model;  // replaceable by a custom model's factory
@@ -86,34 +87,31 @@ struct TrainConfig {
   RunConfig run = {};
   std::string preset = "gpt-nano";    // the named sizes that `model` extends
   std::optional<int64_t> ranks = {};  // the requested number of ranks, if any
-  // The derived fields (Field::open) in config.toml: those that a user set or, if nullopt, all that apply.
-  std::optional<std::set<std::string, std::less<>>> given = {};
 };
-using Job = TrainConfig;
 
 // Throws FieldError for invalid model sizes, or if `microbatches` does not divide the batch.
-void check_sizes(const Job& job);
+void check_sizes(const TrainConfig& job);
 // Throws FieldError if this process cannot start or join `ranks` ranks of the plan's backend.
 void check_backend(const Plan& plan, int64_t ranks);
 // Throws FieldError if the plan does not divide the batch, the heads or the tokens.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// Runs all of these checks, and checks this machine's memory and devices. `traced`: the step's actions are traced.
-void check(const Job& job, bool traced = false);
+// Runs the checks above, and checks this machine's memory and devices. `traced`: the step's actions are traced.
+void check(const TrainConfig& job, bool traced = false);
 
 // Whether any checkpoint before the last one is written in the background from a copy.
 bool saves_in_background(const TrainConfig& config);
 
 // The full model's config; an unset vocabulary becomes `tokens_vocab`. Throws FieldError if a set one is smaller.
-ModelConfig model_config(const Job& job, int64_t tokens_vocab);
-// As meta tensors.
-std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);
-DataOptions data_options(const Job& job);
+ModelConfig model_config(const TrainConfig& job, int64_t tokens_vocab);
+// The full model with meta tensors.
+std::unique_ptr<LanguageModel> full_model(const TrainConfig& job, int64_t tokens_vocab);
+DataOptions data_options(const TrainConfig& job);
 // Optimizer bytes per trainable parameter, or (`matrices`) per element of full-matrix updates: moments and master copy.
 int64_t state_bytes(const Optimisation& optim, bool matrices = false);
 DType state_dtype(const Optimisation& optim);  // of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state is in a new offload_arena(). `orthogonalise` as in OptimizerOptions.
-std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units,
+std::unique_ptr<Optimizer> make_optimizer(const TrainConfig& job, std::vector<FlatUnit> units,
                                           decltype(OptimizerOptions::orthogonalise) orthogonalise = {});
 
 }  // namespace tessera

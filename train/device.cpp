@@ -73,8 +73,8 @@ std::string describe_nccl(const Plan& p) {
 
 namespace {
 
-// Why cuDNN cannot be used; empty: it can.
-std::string obstacle(const Job& job) {
+// Why the job rules out cuDNN attention, if it does.
+std::string obstacle(const TrainConfig& job) {
   if (job.optim.dtype != DType::bfloat16)
     return fmt::format("cuDNN kernels require bf16, got {}", value_name(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN kernels do not support dropout from the counter-based RNG";
@@ -84,7 +84,7 @@ std::string obstacle(const Job& job) {
   return "";
 }
 
-[[maybe_unused]] std::vector<cuda::FusedAttention> problems(const Job& job, bool backward) {
+[[maybe_unused]] std::vector<cuda::FusedAttention> problems(const TrainConfig& job, bool backward) {
   const Plan& p = job.plan;
   const ModelConfig& m = job.model;
   const bool ring = p.cp > 1 && p.cp_mode == ContextMode::ring;
@@ -100,8 +100,8 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// Why cuDNN rejects the run's attention on this GPU; empty: it accepts.
-std::string refusal(const Job& job) {
+// Why cuDNN rejects the run's attention on this GPU, if it does.
+std::string refusal(const TrainConfig& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})
       for (cuda::FusedAttention problem : problems(job, backward)) {
@@ -131,7 +131,7 @@ void check_attention(const Plan& p) {
     throw FieldError("attention", "cuDNN kernels require a GPU; expected own, or `device` cuda");
 }
 
-void check_bfloat16([[maybe_unused]] const Job& job) {
+void check_bfloat16([[maybe_unused]] const TrainConfig& job) {
   if constexpr (kWithCuda) {
     if (job.plan.device != Device::cuda || job.optim.dtype != DType::bfloat16) return;
     check_device(job.plan.device);
@@ -139,7 +139,7 @@ void check_bfloat16([[maybe_unused]] const Job& job) {
   }
 }
 
-void check_attention(const Job& job) {
+void check_attention(const TrainConfig& job) {
   check_attention(job.plan);
   if (job.plan.attention != AttentionKernels::cudnn) return;
   std::string why = obstacle(job);
@@ -150,7 +150,7 @@ void check_attention(const Job& job) {
   if (!why.empty()) throw FieldError("attention", why + "; expected own, got cudnn");
 }
 
-std::string describe_attention(const Job& job) {
+std::string describe_attention(const TrainConfig& job) {
   std::string why = job.plan.attention == AttentionKernels::own ? "`attention` own"
                     : kWithCudnn                                ? obstacle(job)
                                                                 : "built without cuDNN";
@@ -162,11 +162,11 @@ std::string describe_attention(const Job& job) {
                      job.plan.deterministic ? ", gradients accumulated in a fixed order" : "");
 }
 
-Communicator& with_one_job(Communicator& world, Job job) {
+Communicator& with_one_job(Communicator& world, TrainConfig job) {
   Facts facts;
   for (const Settings& all : {field_descriptors(job.model), field_descriptors(job.optim), field_descriptors(job.plan)})
     for (const Setting& setting : all)
-      if (setting.field.in_file) facts.emplace_back(setting.field.name, setting.text());
+      if (setting.field.in_file) facts.emplace_back(setting.name, setting.text());
   require_same(world, facts);
   return world;
 }

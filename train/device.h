@@ -17,7 +17,7 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels =
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // A mapped file, or pinned host memory for ranks on a GPU.
 ArenaPtr offload_arena(Device device);
-// Names two GPUs of the plan's ranks without peer access to each other; empty: none.
+// Names two GPUs of the plan's ranks without peer access to each other; empty if there are none.
 std::string gpus_apart(const Plan& plan);
 // For display: the calling thread's GPU; the transport that NCCL uses without peer access, or empty.
 std::string describe_device();
@@ -29,15 +29,15 @@ bool asks_cudnn(const Plan& plan);
 KernelChoice select_kernels(const Plan& plan);
 // Throws FieldError if the plan requires cuDNN kernels that are unavailable or do not support this run (no fallback).
 void check_attention(const Plan& plan);
-void check_attention(const Job& job);
+void check_attention(const TrainConfig& job);
 // Throws FieldError if the run computes in bf16 on a GPU without bf16 matmuls.
-void check_bfloat16(const Job& job);
+void check_bfloat16(const TrainConfig& job);
 // For display: the attention kernels of a GPU run and the reason, in one line. Queries the GPU only if nothing else
 // rules out cuDNN.
-std::string describe_attention(const Job& job);
+std::string describe_attention(const TrainConfig& job);
 
 // Returns `world`. Throws the same Error (usage) on every rank, naming the field, if the ranks' jobs differ, because
 // such ranks would deadlock. Collective.
-Communicator& with_one_job(Communicator& world, Job job);
+Communicator& with_one_job(Communicator& world, TrainConfig job);
 
 }  // namespace tessera

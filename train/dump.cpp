@@ -13,10 +13,11 @@
 
 #include "autograd/fusion.h"
 #include "base/error.h"
+#include "models/families.h"
 
 namespace tessera {
 
-void check_dump(const Job& job, int64_t step) {
+void check_dump(const TrainConfig& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
     throw FieldError("dump", fmt::format("expected synchronized steps, got `dp_mode` {}", value_name(mode)));
@@ -89,7 +90,7 @@ void StepDump::begin(const Sequences& sequences) {
     write("input_ids", 0, std::as_bytes(std::span(ids)));
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
-  if (trainer_.mesh().size("tp") == 1)  // otherwise the full logits exist anyway
+  if (trainer_.mesh().size("tp") == 1)  // with tp, the loss always stores the full logits
     model_->head.hooks.loss = [&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
     };
@@ -126,7 +127,7 @@ void StepDump::write(const Point& point, const char* what, const Tensor& rows, c
     const int64_t sequence = at.first + row / tokens, token = places[static_cast<size_t>(row % tokens)],
                   element = (sequence * context + token) * point.width + point.first;
     if (!at.lengths.empty() && token >= at.lengths[static_cast<size_t>(row / tokens)]) {
-      missing_ -= bytes;  // the number of computed padding tokens depends on the plan
+      missing_ -= bytes;  // not written, since the number of padding tokens depends on the plan
       continue;
     }
     write(point.name + what, element * element_size(here.dtype()),

@@ -39,7 +39,7 @@ namespace tessera {
 
 // Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped, because ranks run no synchronized
 // steps or the run ends before.
-void check_dump(const Job& job, int64_t step);
+void check_dump(const TrainConfig& job, int64_t step);
 
 class StepDump {
  public:
@@ -72,7 +72,7 @@ class StepDump {
   std::filesystem::path file_;
   Decoder* model_;
   std::vector<int64_t> tokens_;                      // local tokens of each sequence before sp partitions them
-  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same for shorter sequences
+  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same for shorter sequences, by length
   std::list<Point> points_;
   bool on_ = false;
   SafetensorsLayout layout_;

@@ -15,9 +15,9 @@ struct Evaluation {
   // Sum of the losses of int32 (B, T) tokens, 0 on ranks whose result another rank contributes. `starts`: document
   // starts, if the rows define them.
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
-  const Job* job = nullptr;
+  const TrainConfig* job = nullptr;
   int64_t at_once = 1;      // sequences per forward pass
-  int turn = 0, turns = 1;  // index of this group among those that alternate, and their number
+  int turn = 0, turns = 1;  // index of this group, and number of groups, which process windows round-robin
   ArenaPtr arena = {};
   std::function<bool()> stop = {};  // polled before each round; true on one rank stops all
 };

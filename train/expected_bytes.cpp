@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "models/layout.h"
+#include "models/stages.h"
 #include "nn/adapters/lora.h"
 #include "parallel/comm/call.h"
 #include "parallel/comm/fake_transport.h"
@@ -33,7 +34,8 @@ bool has(const Module::Unit& unit, const Var& weight) {
 }
 
 // Sizes by pipeline rank for one tp rank, computed with fake ranks.
-std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
+std::vector<ShardSizes> parameter_sizes(const TrainConfig& job, const PlanSizes& s, const std::vector<Range>& layers,
+                                        int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
   Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
   ModelConfig config = s.config;
@@ -75,7 +77,7 @@ std::vector<ShardSizes> parameter_sizes(const Job& job, const PlanSizes& s, cons
     for (MixtureOfExperts* mixture : units[u].module->all<MixtureOfExperts>()) {
       if (!has(units[u], mixture->router().weight)) continue;
       ++routers;
-      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // shared with the routed experts
+      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // one pair with routed experts
       sizes.columns -= pair ? 1 : 0;
       sizes.rows -= pair ? 1 : 0;
     }
@@ -120,7 +122,7 @@ Schedule shortest_schedule(const Plan& plan) {
   return make_schedule(few);
 }
 
-PlanSizes::PlanSizes(const Job& job)
+PlanSizes::PlanSizes(const TrainConfig& job)
     : plan(job.plan),
       config(model_config(job, job.model.vocab)),
       schedule(shortest_schedule(plan)),
@@ -141,7 +143,7 @@ PlanSizes::PlanSizes(const Job& job)
   units = static_cast<int64_t>(full->layout().size());
   const std::vector<Range> layers = split_layers(*full, schedule.stages);
   shards.resize(static_cast<size_t>(plan.pp));
-  // If the first and last tp rank are equal, all are.
+  // If the first and last tp ranks have equal sizes, all have.
   const auto of_rank = [&](int64_t t) { return parameter_sizes(job, *this, layers, static_cast<int>(t)); };
   const std::vector<ShardSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {
@@ -202,7 +204,7 @@ class Sent {
     const int64_t max_bytes = through_root_ ? (n - 1) * bytes : bytes - bytes / n;
     add(axis, Op::all_gather, n, calls, half(n, bytes) * calls, max_bytes * calls);
   }
-  // `count` point-to-point messages on an axis; `max_bytes`: bytes of the busiest rank.
+  // `max_bytes`: bytes of the busiest rank.
   void messages(const std::string& axis, int64_t count, int64_t bytes, int64_t max_bytes) {
     if (count == 0) return;
     for (const Op op : {Op::send, Op::recv}) {
@@ -280,7 +282,7 @@ Buckets buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
 
 // Rank 0 scatters ids, losses and the logits' gradient, gathers logits, reduces gradients, broadcasts parameters.
 void add_dataparallel(Sent& out, const PlanSizes& s, const ShardSizes& sizes) {
-  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
+  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of a rank per step
   const int64_t logits = tokens * s.config.vocab * s.value;
   const int64_t values = sizes.full(true) * s.value, dealt = others * (4 * tokens + 8 * s.m + logits);
   out.sum_directly("dp", n, 8 * std::ssize(sizes.units));  // the norm
@@ -320,7 +322,7 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
   for (const UnitSizes& u : sizes.units)
     for (int64_t group = 0; group < u.ep; ++group) {
       const std::string over = u.ep > 1 ? "edp" : axis;
-      const int64_t ranks = n / u.ep, once = u.trainable ? 1 : 0;  // after each update
+      const int64_t ranks = n / u.ep, once = u.trainable ? 1 : 0;  // once: after each update
       if (u.trainable) out.reduce_scatter(over, ranks, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
       out.all_gather(over, ranks, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
       if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
@@ -336,23 +338,15 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
     out.all_gather("edp", n / p.ep, 1, of_experts / UnitSizes::kBlock * 8);
 }
 
-// Fragment p has outer steps at p H / P + k H (p = 0: k >= 1) and at the run's last step.
-int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last) {
-  const int64_t first = fragment == 0 ? p.sync_every : fragment * p.sync_every / p.sync_fragments;
-  const int64_t times = steps < first ? 0 : (steps - first) / p.sync_every + 1;
-  const bool once_more = steps >= last && (last < first || (last - first) % p.sync_every != 0);
-  return times + (once_more ? 1 : 0);
-}
-
 // Context ranks reduce gradients; fragments are synchronized over the data axis.
-void add_alone(Sent& out, const PlanSizes& s, const ShardSizes& sizes, int64_t steps, int64_t last) {
+void add_alone(Sent& out, const PlanSizes& s, const ShardSizes& sizes, int64_t steps, const SyncSteps& sync) {
   const Plan& p = s.plan;
   out.in_groups(p.dp);
   out.all_reduce("cp", p.cp, 1, sizes.full(true) * s.grad, s.grad);
   out.in_groups(p.cp);
   for (int64_t fragment = 0; fragment < p.sync_fragments; ++fragment) {
     const int64_t size = sizes.fragment_size(fragment, p.sync_fragments, s.config.layers);
-    out.in_steps(outer_steps(p, fragment, steps, last));
+    out.in_steps(sync.count(fragment, steps));
     if (size > 0) out.all_reduce("dp", p.dp, 1, size * s.grad, s.grad);
   }
   out.in_steps(steps);
@@ -367,7 +361,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
     int64_t of_experts = 0;
     for (const UnitSizes& u : sizes.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
     const int64_t few = n / p.ep, common = (sizes.full(true) - of_experts) * s.grad;
-    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // bucket chunks add up to the total's
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // buckets' chunks add up to one array's
     out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
             alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
     out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});
@@ -381,8 +375,8 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
   out.in_groups(1);
 }
 
-// Matrices sent to their owners and back, at given pipeline and tensor ranks: of experts, or with ep 1 of all other
-// layers.
+// Matrices sent to their owners and back, for one pipeline and tensor rank: matrices of experts or, with ep 1, of
+// everything else.
 void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& tp, const ShardSizes& sizes, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
   const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
@@ -494,7 +488,7 @@ void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
 }
 
 // Rows routed to other ranks in a step under balanced routing; every tp rank sends them.
-int64_t balanced_rows(const Job& job) {
+int64_t balanced_rows(const TrainConfig& job) {
   const ModelConfig& c = job.model;
   return job.optim.batch * c.context * c.layers * c.experts.per_token / job.plan.ep * (job.plan.ep - 1) * job.plan.tp;
 }
@@ -523,7 +517,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
 
 }  // namespace
 
-std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows) {
+std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std::optional<int64_t> rows) {
   const PlanSizes s(job);
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
@@ -537,7 +531,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
       else if (p.dp_mode == DataMode::ps_sync)
         add_server(out, s, p.servers, sizes);
       else if (p.dp_mode == DataMode::diloco)
-        add_alone(out, s, sizes, steps, job.optim.steps);
+        add_alone(out, s, sizes, steps, diloco_options(job.plan, job.optim.steps).sync);
       else
         add_data(out, s, p, sizes);
       for (const int64_t ep : std::set<int64_t>{1, p.ep}) add_owners(out, s, stage, sizes, ep);
@@ -559,7 +553,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
   return all;
 }
 
-std::optional<SentBytes> expected_copies(const Job& job, int64_t steps) {
+std::optional<SentBytes> expected_copies(const TrainConfig& job, int64_t steps) {
   if (job.plan.offload != Offload::parameters) return {};
   const PlanSizes s(job);
   SentBytes out{"host", "copy_to_gpu"};

@@ -25,8 +25,7 @@ struct UnitSizes {
   bool trainable = true;
   int64_t state = 0;                 // optimizer bytes per element
   std::vector<Shape> matrices = {};  // full shapes of parameters that are updated as full matrices
-  int64_t ep = 1;  // expert-parallel group size of an expert, of which 1 / ep of the data ranks hold a copy; 1: no
-                   // expert
+  int64_t ep = 1;                    // an expert's group size: 1 / ep of the data ranks hold a copy; 1: not an expert
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
   // Elements of one shard over `ranks` data ranks.
@@ -38,11 +37,11 @@ struct UnitSizes {
 struct ShardSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
-  bool first = false, last = false;  // holds the embeddings; the norm and head after the layers
+  bool first = false, last = false;  // holds the embeddings; holds the final norm and the head
   // Layers' matrices sharded by outputs (columns) and by inputs (rows); replicated over tp: norms, head norms, tables
   // before the layers, and biases.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
-  int64_t routers = 0;                            // a router with its experts counts as a pair of such matrices
+  int64_t routers = 0;                            // each with its experts counts as one column and one row matrix
   int64_t column_adapters = 0, row_adapters = 0;  // adapter elements on such matrices
   bool operator==(const ShardSizes&) const = default;
   // Elements of all or only of trainable units: unsharded, padded, or one rank's shard.
@@ -82,7 +81,7 @@ struct ShardSizes {
 Schedule shortest_schedule(const Plan& plan);
 
 struct PlanSizes {
-  explicit PlanSizes(const Job& job);  // requires a known vocabulary
+  explicit PlanSizes(const TrainConfig& job);  // requires a known vocabulary
 
   Plan plan;
   ModelConfig config;
@@ -106,8 +105,8 @@ struct PlanSizes {
 
 // Traffic of `steps` training steps by axis and operation, without unused operations. `rows`: total number of tokens
 // sent to experts on other ranks; unset: balanced routing.
-std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
+std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std::optional<int64_t> rows = {});
 // Host-to-GPU copies of each rank with Offload::parameters: its shard of a unit for each use.
-std::optional<SentBytes> expected_copies(const Job& job, int64_t steps);
+std::optional<SentBytes> expected_copies(const TrainConfig& job, int64_t steps);
 
 }  // namespace tessera

@@ -95,7 +95,7 @@ std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
 }
 
 // Without a pipeline, one micro-batch is in flight at a time, and the third and later ones equal the second.
-Job with_few_microbatches(Job job) {
+TrainConfig with_few_microbatches(TrainConfig job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;
   const bool one_by_one = kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::naive;
@@ -120,17 +120,18 @@ class Team : NotCopied {
 
 }  // namespace
 
-std::vector<MemoryByCategory> expected_memory(const Job& job) { return held_by_ranks(PlanSizes(job)); }
+std::vector<MemoryByCategory> expected_memory(const TrainConfig& job) { return held_by_ranks(PlanSizes(job)); }
 
-std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
-  const Job job = with_few_microbatches(given);
+std::vector<RankMemory> memory_of_ranks(const TrainConfig& given, bool alike) {
+  const TrainConfig job = with_few_microbatches(given);
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
   const Schedule schedule = make_schedule(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.shards[0][0].value_bytes() + s.shards[0][0].full(true) * s.grad;
-  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a single one does not show: prefetch buffers
-  // add to the passes measured without ZeRO, and a different unit is resident at the start of each pass.
+  // In a pipeline, ZeRO-3 prefetches for a different micro-batch, which a dry run with one micro-batch cannot measure:
+  // prefetch buffers add to the passes measured without ZeRO, and a different unit is resident at the start of each
+  // pass.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first and of another data rank, by pipeline rank
   std::vector<int64_t> moved;
@@ -190,7 +191,7 @@ ArenaPtr host_arena_for(Device device) {
   return arena;
 }
 
-Job without_strategy(Job job) {
+TrainConfig without_strategy(TrainConfig job) {
   job.plan.dp_mode = DataMode::ddp;
   job.plan.zero = ZeroStage::none;
   return job;
@@ -199,7 +200,7 @@ Job without_strategy(Job job) {
 // Fake peers send nothing: values are uninitialized, sizes are correct.
 class DryRunRank final : public BatchSource {
  public:
-  DryRunRank(const Job& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
+  DryRunRank(const TrainConfig& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
              std::vector<Range> layers)
       : sizes_(sizes),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
@@ -235,11 +236,11 @@ class DryRunRank final : public BatchSource {
         return y;
       });
   }
-  int64_t shared(const Job& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
-  ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
-    Job lone = job;
+  int64_t shared(const TrainConfig& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
+  ModelPart::Options options(const TrainConfig& job, bool split, std::vector<Range> layers) {
+    TrainConfig lone = job;
     if (data_->size() < sizes_.data) lone.plan.cp = 1;
-    lone.plan.shard_ranks = 0;  // group reductions are in place
+    lone.plan.shard_ranks = 0;  // the all-reduce over replicas is in place: no memory
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     DataOptions data = data_options(lone);
     if (job.plan.ep > 1) data.experts = edp_.get();
@@ -335,7 +336,7 @@ std::vector<int> unlike_cp_ranks(const Plan& plan) {
   return {0, static_cast<int>(plan.cp) - 1};
 }
 
-std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_rank, const Schedule& plan,
+std::vector<StageMemory> measure_all(const TrainConfig& job, std::optional<int> data_rank, const Schedule& plan,
                                      const std::vector<Range>& layers = {}) {
   const PlanSizes sizes(job);
   std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
@@ -349,7 +350,8 @@ std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_ran
 }
 
 // Measures the first, a middle and the last stage.
-std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
+std::vector<StageMemory> measure_short(TrainConfig job, std::optional<int> data_rank, const Schedule& plan,
+                                       int64_t each) {
   job.plan.pp = std::min(3, plan.stages);
   job.plan.schedule = ScheduleKind::gpipe;
   job.plan.schedule_file.clear();
@@ -372,13 +374,13 @@ StageMemory after(const StageMemory& four, const StageMemory& five, int64_t laye
 
 }  // namespace
 
-int64_t handed_bytes(const Job& job) {
+int64_t handed_bytes(const TrainConfig& job) {
   const Plan& p = job.plan;
   const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
   return tokens * job.model.channels * element_size(data_options(job).dtype);
 }
 
-std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
+std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank, bool alike) {
   const cpu::DryRun nothing_is_computed;
   const Schedule plan = shortest_schedule(job.plan);
   const std::vector<Range> layers = split_layers(*full_model(job, job.model.vocab), plan.stages);
@@ -402,7 +404,7 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
       if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
         live += stages[static_cast<size_t>(stage)].packs;
     for (const Action& a : plan.actions[rank]) {
-      if (a.what > PassKind::W) continue;  // message buffers count in the passes
+      if (a.what > PassKind::W) continue;  // message buffers are included in the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
       // An activation waits here between stages on the same rank.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,

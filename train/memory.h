@@ -17,7 +17,7 @@ struct MemoryByCategory {
   int64_t parameters = 0, gradients = 0, optimizer = 0;
   bool operator==(const MemoryByCategory&) const = default;
 };
-std::vector<MemoryByCategory> expected_memory(const Job& job);
+std::vector<MemoryByCategory> expected_memory(const TrainConfig& job);
 
 // Activations include logits and workspace.
 struct RankMemory {
@@ -29,7 +29,7 @@ struct RankMemory {
 // Peak memory of each rank, on its host or its GPU (excluding library workspaces), for a job with known vocabulary that
 // passed check(). Takes milliseconds for any sizes, less if all layers are `alike`. Throws OutOfMemory if a rank needs
 // more address space than this process may have.
-std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
+std::vector<RankMemory> memory_of_ranks(const TrainConfig& job, bool alike = false);
 
 // Peak memory of a pipeline rank. A single rank runs one micro-batch at a time through all stages as a dry run
 // (cpu::DryRun) with the allocations of the plan's own kernels (tensor/cpu/loops.h), so models larger than the machine
@@ -54,15 +54,15 @@ struct StageMemory {
 };
 // Measures every stage, without the data-axis strategy or with it on the given data rank. `alike`: all layers are
 // equal, so more than five are extrapolated from four and five.
-std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank = {}, bool alike = false);
+std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank = {}, bool alike = false);
 
-// Activations between stages.
-int64_t handed_bytes(const Job& job);
+// Bytes of the activations sent between stages.
+int64_t handed_bytes(const TrainConfig& job);
 
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);
 
 // Requirements of one host: its ranks [first, first + ranks); `gathered`: bytes that rank 0 gathers after freeing
-// activations; `more`: bytes outside the ranks.
+// activations; `more`: bytes in addition to the ranks'.
 struct HostMemory {
   int64_t first = 0, ranks = 0;
   int64_t gathered = 0, more = 0;
@@ -75,20 +75,20 @@ struct MemoryRefusal {
 };
 
 // Empty if the job may fit. Requires a known vocabulary and a job that passed check(). Takes milliseconds.
-std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& here, const MemoryLimit& limit);
+std::optional<MemoryRefusal> memory_refusal(const TrainConfig& job, const HostMemory& here, const MemoryLimit& limit);
 
 // The same for a possibly unknown vocabulary, from persistent state; extrapolated from two layers, so the cost is
 // independent of their number.
-std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t local_world_size, const MemoryLimit& limit);
+std::optional<MemoryRefusal> least_refusal(const TrainConfig& job, int64_t local_world_size, const MemoryLimit& limit);
 
 // Lower bound over all plans of a job's total memory: one replica's parameters, gradients and state, and the input of
 // each layer.
 struct MinimumMemory {
   double parameters = 0, trained = 0;  // elements
   double values = 0, state = 0;        // bytes of all parameters, and of the optimizer state of trainable ones
-  double held = 0;                     // both and gradients
+  double held = 0;                     // bytes of values, state and gradients
   double activations = 0;
 };
-MinimumMemory least_memory(const Job& job);
+MinimumMemory least_memory(const TrainConfig& job);
 
 }  // namespace tessera

@@ -22,12 +22,13 @@ constexpr int64_t kMaxParts = 1 << 14;
 
 std::string gigabytes(double bytes) { return fmt::format("{:.3g} GB", bytes / kGigabyte); }
 
-double memory_fraction(const Job& job, int64_t local_world_size) {
+double memory_fraction(const TrainConfig& job, int64_t local_world_size) {
   return static_cast<double>(local_world_size) / static_cast<double>(job.plan.ranks());
 }
 
 // Empty if the local ranks need several times `max_bytes`, or one exceeds the address space.
-std::optional<std::vector<RankMemory>> local_rank_memory(const Job& job, const HostMemory& here, int64_t max_bytes) {
+std::optional<std::vector<RankMemory>> local_rank_memory(const TrainConfig& job, const HostMemory& here,
+                                                         int64_t max_bytes) {
   constexpr double kFarOff = 4;
   const MinimumMemory bound = least_memory(job);
   if ((bound.held + bound.activations) * memory_fraction(job, here.ranks) > kFarOff * static_cast<double>(max_bytes))
@@ -88,32 +89,34 @@ std::vector<int64_t> divisors_above(int64_t n, int64_t min_value) {
 
 class Search {
  public:
-  Search(const Job& job, const HostMemory& here, int64_t max_bytes) : job_(job), here_(here), max_bytes_(max_bytes) {}
+  Search(const TrainConfig& job, const HostMemory& here, int64_t max_bytes)
+      : job_(job), here_(here), max_bytes_(max_bytes) {}
 
   // "`microbatches` 4 (3.1 GB) or `recompute` block (2 GB)"
   std::string result() {
     const std::vector<int64_t> counts = divisors_above(job_.optim.batch / job_.plan.dp, job_.plan.microbatches);
-    const auto cut = [&](Job& j, int64_t i) { return j.plan.microbatches = counts[static_cast<size_t>(i)]; };
+    const auto cut = [&](TrainConfig& j, int64_t i) { return j.plan.microbatches = counts[static_cast<size_t>(i)]; };
     first_fitting("`microbatches` {}", std::ssize(counts), cut);
-    const auto again = [](Job& j, int64_t) {
+    const auto again = [](TrainConfig& j, int64_t) {
       j.plan.recompute = Recompute::block;
       return int64_t{0};
     };
     if (job_.plan.recompute != Recompute::block && !first_fitting("`recompute` block", 1, again) && found_.empty())
       first_fitting("`recompute` block with `microbatches` {}", std::ssize(counts),
-                    [&](Job& j, int64_t i) { return again(j, i) + cut(j, i); });
+                    [&](TrainConfig& j, int64_t i) { return again(j, i) + cut(j, i); });
     const int64_t unit = job_.plan.dp * job_.plan.microbatches, units = job_.optim.batch / unit;
-    first_fitting("`batch` {}", units - 1, [&](Job& j, int64_t i) { return j.optim.batch = (units - 1 - i) * unit; });
+    first_fitting("`batch` {}", units - 1,
+                  [&](TrainConfig& j, int64_t i) { return j.optim.batch = (units - 1 - i) * unit; });
     return found_;
   }
 
  private:
   // Finds the first of `count` changes, in order of decreasing memory, with which the job fits; `change` returns the
   // number to insert into `format`.
-  bool first_fitting(const char* format, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
-    int64_t bytes = 0, number = 0;  // of the last job tried
+  bool first_fitting(const char* format, int64_t count, const std::function<int64_t(TrainConfig&, int64_t)>& change) {
+    int64_t bytes = 0, number = 0;  // memory and value of the last job
     const auto fits = [&](int64_t i) {
-      Job changed = job_;
+      TrainConfig changed = job_;
       number = change(changed, i);
       const auto ranks = local_rank_memory(changed, here_, max_bytes_);
       bytes = ranks ? total_memory(*ranks, here_) : std::numeric_limits<int64_t>::max();
@@ -134,7 +137,7 @@ class Search {
     return true;
   }
 
-  const Job& job_;
+  const TrainConfig& job_;
   const HostMemory& here_;
   int64_t max_bytes_;
   std::string found_;
@@ -178,7 +181,7 @@ Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value
 
 }  // namespace
 
-MinimumMemory least_memory(const Job& job) {
+MinimumMemory least_memory(const TrainConfig& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const Optimisation& o = job.optim;
   const int64_t value = element_size(o.dtype);
@@ -194,14 +197,14 @@ MinimumMemory least_memory(const Job& job) {
   return out;
 }
 
-std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t local_world_size, const MemoryLimit& limit) {
+std::optional<MemoryRefusal> least_refusal(const TrainConfig& job, int64_t local_world_size, const MemoryLimit& limit) {
   const MinimumMemory minimum = least_memory(job);
   const double held = minimum.held * memory_fraction(job, local_world_size);
   if (held <= static_cast<double>(limit.bytes)) return {};
   return MemoryRefusal{row_of_least(minimum), to_line("at least " + gigabytes(held), local_world_size, limit, "")};
 }
 
-std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& here, const MemoryLimit& limit) {
+std::optional<MemoryRefusal> memory_refusal(const TrainConfig& job, const HostMemory& here, const MemoryLimit& limit) {
   if (auto refusal = least_refusal(job, here.ranks, limit)) return refusal;
   const std::optional<std::vector<RankMemory>> ranks = local_rank_memory(job, here, limit.bytes);
   if (ranks && total_memory(*ranks, here) <= limit.bytes) return {};

@@ -113,14 +113,15 @@ std::string schedule_name(const Plan& plan);
 
 // Whether ranks are processes rather than threads.
 bool has_processes(const Plan& plan);
-// Whether each rank has its own GPU and communicates over NCCL.
+// Implies one GPU per rank.
 bool uses_nccl(const Plan& plan);
 // Whether the plan splits the sums inside a matmul or softmax, and so agrees with one rank only up to rounding.
 // Includes cuDNN attention, whose rows may depend on the batch.
 bool splits_sums(const Plan& plan);
 // Data ranks of a ZeRO group; 1 without ZeRO.
 int64_t shard_group_size(const Plan& plan);
-// Before lowering. Throws FieldError, and InputError for an invalid file.
+DilocoOptions diloco_options(const Plan& plan, int64_t last_step);
+// The schedule before lowering. Throws FieldError, and InputError for an invalid file.
 Schedule make_schedule(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 

@@ -64,7 +64,7 @@ void StepConsensus::count_again() {
 
 namespace {
 
-std::string obstacle(const Job& job, bool traced) {
+std::string obstacle(const TrainConfig& job, bool traced) {
   const Plan& p = job.plan;
   if (p.device != Device::cuda) return fmt::format("`device` is {}", to_string(p.device));
   if (p.ranks() > 1 && !uses_nccl(p))
@@ -73,7 +73,7 @@ std::string obstacle(const Job& job, bool traced) {
   if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} reduces on the host", value_name(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` exchange point-to-point messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring exchange point-to-point messages";
-  if (job.optim.optimizer == OptimizerKind::muon && shard_group_size(p) > 1)
+  if (find_row(job.optim.optimizer).updates_matrices && shard_group_size(p) > 1)
     return fmt::format("the {} owners of muon's matrices receive shards in point-to-point messages",
                        shard_group_size(p));
   if (p.offload != Offload::none)
@@ -87,9 +87,9 @@ std::string obstacle(const Job& job, bool traced) {
 
 }  // namespace
 
-bool steps_without_host(const Job& job, bool traced) { return obstacle(job, traced).empty(); }
+bool steps_without_host(const TrainConfig& job, bool traced) { return obstacle(job, traced).empty(); }
 
-std::string no_graph_because(const Job& job, bool traced, bool counted) {
+std::string no_graph_because(const TrainConfig& job, bool traced, bool counted) {
   const Plan& p = job.plan;
   if (p.cuda_graph == CudaGraph::off) return "`cuda_graph` off";
   std::string why = obstacle(job, traced);

@@ -35,8 +35,8 @@ std::string number_text(double number);
 // Throws Error (not_finite) naming `step` if its loss or gradient norm is not finite.
 void check_finite(const StepReport& report, int64_t step);
 
-// Agreement of ranks on the mode of a step that the host only starts and awaits, by one exchange of flags on the host:
-// a rank whose arena layout no longer matches its graph would queue operations that others replay, and NCCL may require
+// Before each step without host synchronization, the ranks agree on its mode by one exchange of flags on the host: a
+// rank whose arena layout no longer matches its graph would queue operations that others replay, and NCCL may require
 // all ranks for a capture. The final wait checks the progress of the other ranks and aborts NCCL's kernels if one has
 // failed.
 
@@ -76,10 +76,10 @@ class StepConsensus {
 
 // Whether a run's steps use this path: one rank on a GPU, or several over NCCL without point-to-point messages; no
 // experts, whose rows the host counts; no host-side tracing of actions (`traced`).
-bool steps_without_host(const Job& job, bool traced);
+bool steps_without_host(const TrainConfig& job, bool traced);
 // Why steps are not captured; empty if they are. `counted`: the number of trained targets varies between steps. Throws
 // FieldError if CudaGraph::on is impossible.
-std::string no_graph_because(const Job& job, bool traced, bool counted = false);
+std::string no_graph_because(const TrainConfig& job, bool traced, bool counted = false);
 
 class StepGraph : NotCopied {
  public:
@@ -104,7 +104,7 @@ class StepGraph : NotCopied {
   virtual ~StepGraph() = default;
 
   // Updates parameters and the optimizer's step count only if loss and norm are finite and no rank found an index out
-  // of bounds, for which that rank throws and ends the run. `step` is the step number used by dropout's RNG.
+  // of bounds; a rank that did throws and ends the run. `step` is the step number used by dropout's RNG.
   virtual Found run(int64_t step, double lr, StepRequest request) = 0;
   // Device address of the step number while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;

@@ -63,7 +63,7 @@ std::vector<MeshAxis> mesh_axes(const Plan& p) {
 
 }  // namespace
 
-Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace)
+Trainer::Trainer(const TrainConfig& job, Sequences sequences, Communicator& world, Trace* trace)
     : job_(job),
       trace_(trace),
       world_(with_one_job(world, job)),
@@ -83,7 +83,8 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
   find_units();
   join_tied_weights();
   tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), part_->positions(), strategy(), arena_);
-  if (job.optim.optimizer == OptimizerKind::muon) matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
+  if (find_row(job.optim.optimizer).updates_matrices)
+    matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
   optimizer_ = make_optimizer(job_, strategy().shards(), matrices_ ? matrices_->hook() : nullptr);
   strategy().set_masters(optimizer_->masters());
   make_graph();
@@ -111,7 +112,7 @@ ModelPart::Options Trainer::part_options() {
     diloco->replicas = &mesh_["dp"];
   }
   if (p.offload == Offload::parameters)
-    std::get<ZeroOptions>(data.strategy).shard_arena = offload_arena(p.device);  // which requires stage 3
+    std::get<ZeroOptions>(data.strategy).shard_arena = offload_arena(p.device);  // this option requires stage 3
   return {.schedule = make_schedule(p),
           .cp_mode = p.cp_mode,
           .sp = p.sp,
@@ -170,7 +171,8 @@ StepReport Trainer::compute_gradients(StepRequest request) {
   queue_sums();
   StepReport r;
   r.grad_norm = std::sqrt(sum_of_squares());
-  // All tp ranks have the same loss, so one contributes it. With separate norms, all ranks learn of a non-finite one.
+  // All tp ranks have the same loss, so one contributes it. With local updates, the sum of the replicas' norms reveals
+  // a non-finite one to all ranks.
   std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(request)};
   if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
   world_.sum(totals);
@@ -243,7 +245,7 @@ StepReport Trainer::step(StepRequest request) {
   return r;
 }
 
-// Passes are as large as a micro-batch: no more memory than a step, and the same packed weights.
+// Passes have the size of a micro-batch, so validation needs no more memory than a step and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
   if (const int64_t tokens = full_model_->config.context; split.context() != tokens)
     reject("mean_loss", fmt::format("rows of {} tokens, the `context`", tokens), fmt::format("{}", split.context()));

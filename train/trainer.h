@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/data_step.h"
 #include "parallel/matrix_owners.h"
 #include "parallel/mesh.h"
@@ -73,7 +73,7 @@ class StepDump;
 class Trainer {
  public:
   // Every rank of `world` constructs one; `world` and `trace` (null: no tracing) must outlive it.
-  Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
+  Trainer(const TrainConfig& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
   // One update. Throws Error (not_finite) on every rank, before updating anything, if the loss or the gradient norm is
@@ -102,7 +102,7 @@ class Trainer {
     strategy().set_steps_done(steps);
     more_updates_ = updates - steps;
   }
-  const Job& job() const { return job_; }
+  const TrainConfig& job() const { return job_; }
   LanguageModel& model() { return part_->model(); }  // this rank's shard
   // Unsharded, as meta tensors.
   LanguageModel& full_model() { return *full_model_; }
@@ -145,12 +145,12 @@ class Trainer {
   double sum_of_squares();
   void sum_tied_gradients();
 
-  Job job_;
+  TrainConfig job_;
   Trace* trace_;
   Communicator& world_;
   Mesh mesh_;
   Communicator& data_axis_;
-  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; ranks with equal positions in these groups
+  std::unique_ptr<Communicator> ep_, edp_;  // groups of neighbours on the data axis; ranks with equal positions in them
   ArenaPtr arena_;
   std::unique_ptr<LanguageModel> full_model_;
   std::unique_ptr<ModelPart> part_;

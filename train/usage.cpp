@@ -67,7 +67,7 @@ ExpertLoad expert_load(Trainer& trainer) {
   ExpertLoad out;
   for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
     MixtureOfExperts::Load load = mixture->take_load();
-    // all tp ranks route alike
+    // all tp ranks route identically
     if (trainer.mesh().coordinate("tp") > 0) load = {std::vector<int64_t>(load.rows.size())};
     counts.insert(counts.end(), load.rows.begin(), load.rows.end());
     out.dropped += load.dropped;

@@ -1,4 +1,4 @@
-// Step-by-step comparison of a run with the oracle, and its tolerance.
+// Step-by-step comparison of a run with the oracle.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -51,27 +51,5 @@ class Comparison {
 
 // One line per failing value and tensor of the first failing step, then one line per later step.
 std::vector<std::string> to_lines(const VerifyResult& result);
-
-// Relative tolerance (2-norms) of each tensor of a plan that splits sums: 1e-12 in float64; in fp32 and bf16 k 1.03^L
-// eps with L layers. k is calibrated in the same run as four times the largest difference, over tensors and steps,
-// between the gradients of two serial runs with different summation orders (all sequences of a rank at once, and one by
-// one), clamped to [64, 256] so that no calibration can hide a fault. The minimum is needed because those orders differ
-// only in sums over sequences (not at all for a batch of one), whereas a plan also reorders sums over tokens and
-// channels: a ring of two ranks with 4 channels reached 49 with AVX-512, whose matmuls sum in a different order from
-// AVX2's. In fp32 k is also at least twice the first serial run's error relative to float64: a gradient that is small
-// compared with its addends, e.g. of the key norm, has this error in any order.
-struct Tolerance {
-  double bound = 0;
-  std::string text;  // derivation, for display
-};
-
-// Relative differences between two summation orders, and from float64; unused for float64.
-Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double error);
-// For loss, norm and gradients of a step.
-Tolerance compute_tolerance(const Job& job, const Sequences& sequences, const Working& working = VerifyHooks().working);
-
-// Runs all steps of a rank of the plan, with the oracle on rank 0.
-void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
-                       VerifyResult& result);
 
 }  // namespace tessera

@@ -113,7 +113,7 @@ Documents documents_in(const Tensor& ids, int32_t end) {
 
 }  // namespace
 
-Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
+Reference::Reference(const TrainConfig& job, Sequences sequences, SumOrder order)
     : job_(job),
       sequences_(std::move(sequences)),
       order_(std::move(order)),

@@ -45,7 +45,7 @@ struct SumOrder {
 
 class Reference {
  public:
-  Reference(const Job& job, Sequences sequences, SumOrder order);
+  Reference(const TrainConfig& job, Sequences sequences, SumOrder order);
 
   // The two halves of a step: gradients in units(), then the update.
   StepReport compute_gradients();
@@ -82,7 +82,7 @@ class Reference {
   std::vector<ReductionSpan> segment_reductions(bool of_experts) const;
   void note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows);
 
-  Job job_;
+  TrainConfig job_;
   Sequences sequences_;
   SumOrder order_;
   ArenaPtr arena_, aside_;  // aside_: gradients of ranks and micro-batches
@@ -97,7 +97,7 @@ class Reference {
   double routing_margin_ = 0;
 };
 
-// total += x, each element rounded to their dtype.
+// total += x, each element rounded to the tensors' dtype.
 void add_to(const Tensor& total, const Tensor& x);
 // Elements of `reduced`, summed in the algorithm's order.
 void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,

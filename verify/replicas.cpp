@@ -11,9 +11,9 @@ namespace tessera {
 namespace {
 
 template <class T>
-struct OuterStep {
+struct ReplicaStep {
   T share, momentum, rate;
-  // One element; `sum`: of differences over ranks; `buffer`: the momentum or null.
+  // `sum`: differences summed over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
     const T mean = share * sum;
     T step = mean;
@@ -35,7 +35,7 @@ Tensor own(Reference& run, size_t unit) {
 
 }  // namespace
 
-Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& order)
+Replicas::Replicas(const TrainConfig& job, const Sequences& sequences, const SumOrder& order)
     : plan_(job.plan), apart_(job.plan.dp_mode == DataMode::diloco), last_(job.optim.steps) {
   for (int rank = 0; rank < (apart_ ? order.ranks : 1); ++rank) {
     SumOrder own = order;
@@ -127,7 +127,7 @@ void Replicas::outer_step(const std::vector<const Together*>& together) {
   for (const Together* t : together) {
     with_floating(t->common.dtype(), "replicas", [&](auto zero) {
       using T = decltype(zero);
-      const OuterStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
+      const ReplicaStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
                               static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
       T* const momentum = t->momentum.defined() ? t->momentum.data<T>() : nullptr;
       for (int64_t i = 0; i < t->common.numel(); ++i)

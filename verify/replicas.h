@@ -12,7 +12,7 @@ namespace tessera {
 
 class Replicas {
  public:
-  Replicas(const Job& job, const Sequences& sequences, const SumOrder& order);
+  Replicas(const TrainConfig& job, const Sequences& sequences, const SumOrder& order);
 
   size_t count() const { return all_.size(); }
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
@@ -38,7 +38,7 @@ class Replicas {
   bool apart_;
   std::vector<std::unique_ptr<Reference>> all_;
   std::vector<StepReport> reports_;
-  int64_t last_;  // step
+  int64_t last_;  // last step
   std::vector<Together> together_;
   std::vector<NamedTensor> state_;
   ArenaPtr arena_ = make_arena();

@@ -1,4 +1,6 @@
 // A rank of the plan, compared with the oracle step by step.
+#include "verify/verified_rank.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -131,7 +133,7 @@ Sequences watched(Sequences loading, const Sequences& right, int64_t context, co
 
 class VerifiedRank {
  public:
-  VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+  VerifiedRank(const TrainConfig& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
                VerifyResult& result)
       : job_(job),
         trainer_(hooks.running(job),
@@ -205,7 +207,6 @@ class VerifiedRank {
     return out;
   }
 
-  // Counts of all axes, and of copies to the GPU.
   std::vector<int64_t> counts_now() {
     std::vector<int64_t> out;
     for (const Communicator* axis : trainer_.communicators())
@@ -361,7 +362,8 @@ class VerifiedRank {
                            result_.param_max_rel);
     }
     if (kinds != expected.size())
-      result_.failures.emplace_back("the optimizer's state tensors differ from the oracle's");
+      result_.failures.push_back(
+          fmt::format("the run has {} of the oracle's {} optimizer state tensors", kinds, expected.size()));
   }
 
   void finish() {
@@ -419,7 +421,7 @@ class VerifiedRank {
     return std::max(cuda::kMaxWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
   }
 
-  const Job& job_;
+  const TrainConfig& job_;
   std::shared_ptr<Given> given_ = std::make_shared<Given>();
   Trainer trainer_;
   const VerifyHooks& hooks_;
@@ -437,8 +439,8 @@ class VerifiedRank {
 
 }  // namespace
 
-void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
-                       VerifyResult& result) {
+void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
+                       const VerifyHooks& hooks, VerifyResult& result) {
   VerifiedRank(job, world, sequences, hooks, result).run();
 }
 

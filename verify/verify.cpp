@@ -17,6 +17,8 @@
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "verify/comparison.h"
+#include "verify/tolerance.h"
+#include "verify/verified_rank.h"
 
 namespace tessera {
 
@@ -27,15 +29,9 @@ constexpr double kPeakBytes = 1 << 14;  // margin for small arrays, which matter
 constexpr double kSameBubble = 1e-9;
 constexpr size_t kToFall = 40;  // steps after which the loss must have decreased
 
-const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted) {
-  const auto found = std::ranges::find_if(
-      all, [&](const SentBytes& s) { return s.axis == wanted.axis && s.operation == wanted.operation; });
-  return found == all.end() ? nullptr : &*found;
-}
-
 void check_sent(VerifyResult& r) {
   for (const SentBytes& e : r.expected_sent) {
-    const SentBytes* const found = find(r.sent, e);
+    const SentBytes* const found = find_sent(r.sent, e);
     if (found && found->calls == e.calls && found->bytes == e.bytes) continue;
     const SentBytes f = found ? *found : SentBytes{};
     r.seen.sent.push_back({e.axis, e.operation, f.calls, e.calls, f.bytes, e.bytes});
@@ -43,7 +39,7 @@ void check_sent(VerifyResult& r) {
                                      f.calls, f.bytes, e.calls, e.bytes));
   }
   for (const SentBytes& s : r.sent) {
-    if (find(r.expected_sent, s)) continue;
+    if (find_sent(r.expected_sent, s)) continue;
     r.seen.sent.push_back({s.axis, s.operation, s.calls, 0, s.bytes, 0});
     r.failures.push_back(
         fmt::format("{} axis, {}: {} calls and {} bytes; expected none", s.axis, s.operation, s.calls, s.bytes));
@@ -105,6 +101,12 @@ void check_routing(VerifyResult& r) {
 
 }  // namespace
 
+const SentBytes* find_sent(const std::vector<SentBytes>& all, const SentBytes& wanted) {
+  const auto found = std::ranges::find_if(
+      all, [&](const SentBytes& s) { return s.axis == wanted.axis && s.operation == wanted.operation; });
+  return found == all.end() ? nullptr : &*found;
+}
+
 int64_t peak_bound(int64_t expected) {
   return static_cast<int64_t>(kPeakSlack * static_cast<double>(expected) + kPeakBytes);
 }
@@ -130,7 +132,7 @@ void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   r.bubble_formula = bubble_formula(schedule);
 }
 
-void check_can_be_verified(const Job& s) {
+void check_can_be_verified(const TrainConfig& s) {
   check(s);
   if (s.plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode",
@@ -138,10 +140,10 @@ void check_can_be_verified(const Job& s) {
                      "bitwise reproduction");
   if (s.plan.all_reduce == Algorithm::native)
     throw FieldError("all_reduce",
-                     "the summation order of a native all-reduce is unknown; expected direct, ring, tree or root");
+                     "the summation order of a native all-reduce is unknown; expected " + expected_algorithms());
 }
 
-void describe_run(Observations& o, const Job& job, bool exact) {
+void describe_run(Observations& o, const TrainConfig& job, bool exact) {
   const Plan& p = job.plan;
   o.pp = p.pp;
   o.dp = p.dp;
@@ -172,7 +174,7 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
 
 }  // namespace
 
-Job verifiable(Job job) {
+TrainConfig verifiable(TrainConfig job) {
   if (job.model.vocab == 0) job.model.vocab = kVocab;
   job.plan.deterministic = true;
   job.model.lora.starts_idle = false;  // otherwise LoRA's A has no gradient in the first step
@@ -180,8 +182,8 @@ Job verifiable(Job job) {
   return job;
 }
 
-VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
-  const Job s = verifiable(given);
+VerifyResult verify(const TrainConfig& given, const VerifyHooks& hooks) {
+  const TrainConfig s = verifiable(given);
   check_can_be_verified(s);
   const Optimisation& o = s.optim;
   const Sequences sequences = hooks.sequences(s);

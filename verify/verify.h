@@ -1,4 +1,4 @@
-// The verification contract: a run under a plan equals the run of one rank. Used by `tessera verify` and the tests.
+// The verification contract: a run under a plan equals the run of one rank.
 //
 // The plan trains for some steps. After each step the loss, every gradient, every parameter and every optimizer tensor
 // are gathered and compared with the oracle (verify/reference.h). Two kinds of plan:
@@ -31,21 +31,20 @@
 
 namespace tessera {
 
-// Progress callback: the current activity of a verification and its step.
+// Progress callback.
 using Working = std::function<void(std::string_view work, int64_t step)>;
 
 // Launch options, and injection points for faults in the run under a plan (never in its oracle).
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
   // The job that the ranks run; the oracle runs `job`.
-  std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
-  std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
+  std::function<TrainConfig(const TrainConfig& job)> running = [](const TrainConfig& job) { return job; };
+  std::function<Sequences(const TrainConfig& job)> sequences = [](const TrainConfig& job) {
     return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
                                static_cast<uint64_t>(job.optim.seed));
   };
-  std::function<Sequences(Sequences sequences, const Job& job, int rank)> loading = [](Sequences s, const Job&, int) {
-    return s;
-  };
+  std::function<Sequences(Sequences sequences, const TrainConfig& job, int rank)> loading =
+      [](Sequences s, const TrainConfig&, int) { return s; };
   std::function<void(Trainer& rank)> made = [](Trainer&) {};    // before the first step
   std::function<void(Trainer& rank)> summed = [](Trainer&) {};  // after the reduction of gradients, before their
                                                                 // comparison
@@ -85,20 +84,22 @@ struct VerifyResult {
 
 // The job that verify() compares, with open choices resolved: vocabulary, kernels not selected by timing, attention
 // kernels whose rows are independent of the batch.
-Job verifiable(Job job);
+TrainConfig verifiable(TrainConfig job);
 
 // Trains job.optim.steps steps on random tokens (counter-based RNG) under the plan, on new ranks or in the MPI job, and
 // compares. Throws as training does.
-VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
+VerifyResult verify(const TrainConfig& job, const VerifyHooks& hooks = {});
 
-using HooksOf = std::function<VerifyHooks(const Job& job)>;
+using HooksOf = std::function<VerifyHooks(const TrainConfig& job)>;
 // Runs verify(), and diagnoses a failure. Wrong forward passes are rerun without dropout, without the document mask, on
 // one context rank and without a pipeline, for as many steps as needed to show the error.
-VerifyResult explain(const Job& job, const HooksOf& hooks);
+VerifyResult explain(const TrainConfig& job, const HooksOf& hooks);
 
 // The last step of verify(): adds a line to result.failures for each violated bound on totals (traffic and memory) and
 // if the plan was not exercised.
 void check_totals(VerifyResult& result, const Plan& plan);
+// The entry with the axis and operation of `wanted`, or null.
+const SentBytes* find_sent(const std::vector<SentBytes>& all, const SentBytes& wanted);
 // 2% and a few small arrays above the predicted peak, which no formula predicts to the byte.
 int64_t peak_bound(int64_t expected);
 

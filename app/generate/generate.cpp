@@ -219,10 +219,8 @@ struct Prompts {
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
-    std::fputs(fmt::format("{} has {} tokens; the first {} are ignored, because the context length is {}\n", which,
-                           count, count - context, context)
-                   .c_str(),
-               stderr);
+    say(fmt::format("{} has {} tokens; the first {} are ignored, because the context length is {}", which, count,
+                    count - context, context));
 }
 
 // Generates and prints a text per prompt. Collective: all ranks receive the first text.
@@ -261,9 +259,10 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   int64_t long_texts = 0;
   for (size_t p = 0; p < count; ++p) {
     shown[p].finish();
-    const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.run.model.context;
+    const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.run.config.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
-    const int root = shard.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.plan.dp)), 0, 0});
+    const int root =
+        shard.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.config.plan.dp)), 0, 0});
     const std::string one = json ? to_json(prompts.texts[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string full = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
     if (prints && !streams) print(full);
@@ -272,22 +271,16 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   }
   if (streams && prints) print(shown[0].take() + "\n");
   if (long_texts > 0)
-    std::fputs(
-        fmt::format("{} longer than the context of {} tokens; once it is full, the earliest tokens are ignored\n",
+    say(fmt::format("{} longer than the context of {} tokens; once it is full, the earliest tokens are ignored",
                     count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
-                    model.run.model.context)
-            .c_str(),
-        stderr);
-  const Plan& plan = model.run.plan;
+                    model.run.config.model.context));
+  const Plan& plan = model.run.config.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count),
                rest = written - all;  // without each text's first token
   if (prints && !o.chat)
-    std::fputs(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s\n", written,
-                           one_line(model.from.path.string()),
-                           format_si(rest > 0 ? rest / (seconds - first) : written / seconds), first)
-                   .c_str(),
-               stderr);
+    say(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s", written, model.from.path.string(),
+                    format_si(rest > 0 ? rest / (seconds - first) : written / seconds), first));
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
@@ -303,11 +296,12 @@ struct Found {
 
 std::vector<Found> load_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
-    return of_option("data", spec, [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run)); });
+    return of_option("data", spec,
+                     [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
   };
-  const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.data.source);
+  const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.config.data.source);
   std::vector<Found> out;
-  if (!mixture) out.push_back({.name = "", .text = one(model.run.data.source)});
+  if (!mixture) out.push_back({.name = "", .text = one(model.run.config.data.source)});
   for (const Weighted& w : mixture.value_or(std::vector<Weighted>()))
     out.push_back({.name = w.name, .share = w.weight, .text = one(w.spec)});
   return out;
@@ -322,8 +316,7 @@ nlohmann::ordered_json result_json(const Found& f) {
   return {{"loss", f.loss}, {"tokens", f.text.rows->targets()}, {"bits_per_byte", f.bits()}};
 }
 
-std::string result(const TrainOptions& run, const std::vector<Found>& all) {
-  const bool json = run.format == "json";
+std::string result(bool json, const std::vector<Found>& all) {
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";
   double loss = 0, bytes = 0, shares = 0;
   int64_t tokens = 0;
@@ -353,17 +346,17 @@ Inference open_inference(const std::string& from, const Args& args) {
   out.from = open_pretrained(from, base == args.end() ? Base() : Base(base->second));
   if (is_peft_folder(from) && !out.from.base_hash.empty()) known_base(out.from, from);
   out.tokenizer = Tokenizer::open_folder(out.from.tokenizer());
-  TrainOptions& run = out.run;
+  TypedOptions run;
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data.source = "";
   for (const auto& [name, text] : args) set_option(run, name, text);
-  const bool no_axes = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
-  if (no_axes && !starts_processes(run)) run.ranks = 1;  // not the size of an MPI job
+  const bool no_axes = !run.ranks && !run.is_set("dp") && !run.is_set("tp") && !run.is_set("pp") && !run.is_set("cp");
+  if (no_axes && !starts_processes(run)) run.ranks = 1;  // instead of the size of an MPI job
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.model.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none for a model with merged adapters ({}), got {}", out.from.merged,
               value_name(run.model.quantize.codec));
-  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
+  if (out.from.dtype == DType::bfloat16 && !run.is_set("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored and computed in bf16; use --dtype fp32 to compute in fp32");
   say_notes(out.from.notes);
@@ -371,17 +364,17 @@ Inference open_inference(const std::string& from, const Args& args) {
     throw Error("--dtype: fp64 is supported only by tessera verify; expected fp32 or bf16");
   constexpr int64_t kSequences = 4;  // sequences per rank and batch
   TrainConfig config = resolve(run);
-  if (!run.gives("batch")) config.optim.batch = kSequences * config.plan.dp;
+  if (!run.is_set("batch")) config.optim.batch = kSequences * config.plan.dp;
   check_sizes(config);
   check_plan(run, config);
   config.make = make_frozen;
-  static_cast<TrainConfig&>(run) = std::move(config);
-  check_memory_for_inference(run);
+  check_memory_for_inference(config);
+  out.run = {std::move(config), run.own, run.set};
   return out;
 }
 
 std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world) {
-  const TrainConfig& job = inference.run;
+  const TrainConfig& job = inference.run.config;
   auto shard = std::make_unique<Trainer>(
       job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
   read_values(shard->strategy().resident_units(), first_weights(inference.from, job.model));
@@ -398,9 +391,9 @@ int run(const GenerateOptions& o) {
     prompts.asked.push_back(initial.has_template() ? initial.asked(prompt) : Asked{read_tokens(prompt, model, o)});
   for (size_t p = 0; p < texts.size(); ++p)
     report_unread(texts.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
-                  model.run.model.context);
+                  model.run.config.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
-  launch(launch_options("generate", model.run, model.run.plan), [&](Communicator& world) {
+  launch(launch_options("generate", model.run, model.run.config.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     if (!o.chat) {
       write_texts(model, o, *shard, prompts, static_cast<uint64_t>(o.seed));
@@ -411,7 +404,7 @@ int run(const GenerateOptions& o) {
       const std::optional<std::string> line = next_line(world);
       if (!line) return;
       const Asked asked = conversation.asked(*line);
-      if (world.rank() == 0) report_unread("the conversation", asked, model.run.model.context);
+      if (world.rank() == 0) report_unread("the conversation", asked, model.run.config.model.context);
       conversation.add(*line, write_texts(model, o, *shard, {{*line}, {asked}, false}, seed));
     }
   });
@@ -420,12 +413,12 @@ int run(const GenerateOptions& o) {
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.args);
-  if (model.run.data.source.empty()) throw Error("--data: missing; expected text, tokens or examples");
-  check_example_options(model.run.data);
+  if (model.run.config.data.source.empty()) throw Error("--data: missing; expected text, tokens or examples");
+  check_example_options(model.run.config.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
-    for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
-  launch(launch_options("evaluate", model.run, model.run.plan), [&](Communicator& world) {
+    for (const std::string& note : f.text.notes) say(with_options(note));
+  launch(launch_options("evaluate", model.run, model.run.config.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Found> found = texts;
@@ -435,9 +428,9 @@ int run(const EvaluateOptions& o) {
       tokens += f.tokens();
     }
     if (world.rank() != 0) return;
-    print(result(model.run, found));
+    print(result(model.run.options.json(), found));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    std::fputs(fmt::format("{} tokens/s\n", format_si(tokens / seconds)).c_str(), stderr);
+    say(fmt::format("{} tokens/s", format_si(tokens / seconds)));
   });
   return 0;
 }

@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-#include "app/commands.h"
+#include "app/program.h"
 #include "app/signals.h"
 
 namespace {

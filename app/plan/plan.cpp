@@ -24,8 +24,6 @@ namespace tessera {
 
 namespace {
 
-void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
-
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
 constexpr int64_t kDefaultVocab = 50257,
@@ -57,7 +55,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
         bad_usage("--{}: cannot be combined with --model {}, a file that specifies the sizes", name, *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
-  Job job = config;
+  TrainConfig job = config;
   job.plan.microbatches = 1;
   check_sizes(job);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(config.preset);
@@ -66,7 +64,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
 
 int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
-  if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
+  if (!o.run.is_set("pp") && !o.run.is_set("dp") && !o.run.is_set("cp") && !o.run.is_set("tp"))
     throw Error("--ranks: missing; expected the number of ranks");
   return o.run.plan.ranks();
 }
@@ -102,18 +100,12 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
 }
 
 // The planner searches the choices whose options are not set.
-template <class T>
-void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
-  if (o.gives(option)) choice = value;
-}
-
-planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
-  planner::Fixed f{.ep = o.ep};
-  const Plan& plan = o.run.plan;
-  fix(o, "pp", f.pp, plan.pp), fix(o, "dp", f.dp, plan.dp), fix(o, "cp", f.cp, plan.cp), fix(o, "tp", f.tp, plan.tp);
-  fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
-  fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
-  fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+planner::Fixed fixed_choices(const TypedOptions& o, const Plan& p) {
+  planner::Fixed f;
+  const planner::Layout l{.plan = p};
+  each_choice(f, l, [&](std::string_view field, auto& choice, const auto& value) {
+    if (o.is_set(field)) choice = value;
+  });
   return f;
 }
 
@@ -163,7 +155,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
   Progress progress(Progress::for_stderr(0, false));
   for (const int64_t number : numbers) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
-    const Job job = planner::own_job(make_case(q, c.layout)).value();
+    const TrainConfig job = planner::own_job(make_case(q, c.layout)).value();
     check(job, true);
     const auto at = [&](int done) { progress.work(fmt::format("measuring plan {}: {} steps done", number, done)); };
     out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job, at))});
@@ -213,13 +205,13 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
   auto measured = std::make_shared<const planner::Machine>(
-      bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
+      bench::calibrate(identity, {}, [](std::string_view line) { say(std::string(line)); }));
   planner::save_machine(*measured);
   say(fmt::format("saved to {}", planner::machine_file(identity).string()));
   return measured;
 }
 
-std::optional<double> predicted_step(const planner::Machine& machine, const Job& job) {
+std::optional<double> predicted_step(const planner::Machine& machine, const TrainConfig& job) {
   const Plan& p = job.plan;
   const Optimisation& o = job.optim;
   if (p.device != Device::cpu || p.backend != Backend::threads || p.dp_mode != DataMode::ddp ||
@@ -253,8 +245,9 @@ PlanQuestion make_question(const PlanOptions& o) {
   q.software = find_software(o, q.hardware);
   q.ranks = rank_count(o);
   q.batch = o.run.optim.batch;
-  q.fixed = fixed_choices(o, given);
-  const bool by_family = o.gives("family") && !o.gives("model");
+  q.fixed = fixed_choices(o.run, given);
+  q.fixed.ep = o.ep;
+  const bool by_family = o.run.is_set("family") && !o.run.is_set("model");
   out.model =
       o.model_file.value_or(by_family ? fmt::format("a {} model", value_name(o.run.model.family)) : o.run.preset);
   return out;

@@ -34,7 +34,7 @@ std::shared_ptr<const planner::Machine> cached_machine_here();
 std::shared_ptr<const planner::Machine> machine_here(bool again);
 
 // Step time in seconds; nullopt without measured times: GPUs, processes, asynchronous steps, experts.
-std::optional<double> predicted_step(const planner::Machine& machine, const Job& job);
+std::optional<double> predicted_step(const planner::Machine& machine, const TrainConfig& job);
 
 struct MeasuredPlan {
   size_t number = 0;

@@ -99,7 +99,7 @@ std::string model_args(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.args, [](const auto& w) { return chooses_job(w.first, w.second); }))
     out = " --model " + o.run.preset;  // prevents the default job
-  TrainOptions run;
+  TypedOptions run;
   const Settings all = field_descriptors(run);
   for (const auto& [name, text] : o.args) {
     if (name == "batch" || name == "dtype" || is_searched(name)) continue;

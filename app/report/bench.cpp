@@ -249,8 +249,8 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
   for (const BenchRow* row : group)
     for (const auto& [what, changes] : {std::pair(Sample::reference, &one_rank), {Sample::time, &rows}})
       if (const double changed = compare(*row, what).ratio; changed > 0) changes->push_back(std::log(changed));
-  // The noise of the controls: the one-rank rounds of all rows or, without any, the rows themselves, at most a quarter
-  // of which should have changed. On an unchanged machine, a change common to all rows is not noise.
+  // The noise of the controls: the one-rank rounds of all rows or, without any, the rows themselves, assuming that at
+  // most a quarter changed. On an unchanged machine, a change common to all rows is not noise.
   const auto largest = [](Times changes, double common, double fraction) {
     for (double& change : changes) change = std::abs(change - common);
     return changes.empty() ? 0 : quantile(changes, fraction);

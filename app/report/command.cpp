@@ -14,6 +14,7 @@
 #include "app/report/report.h"
 #include "app/resolve.h"
 #include "app/trace/timeline.h"
+#include "data/shards.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 
@@ -28,12 +29,13 @@ bool is_list(std::string_view option, const std::string& text) {
   return text.find(',') != std::string::npos && option != "lora-targets" && text.find('/') == std::string::npos;
 }
 
-Job checked_job(const TrainOptions& o) {
-  if (o.plan.dp_mode == DataMode::ps_async)
+int64_t rounded_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor * divisor; }
+
+TrainConfig checked_job(TrainConfig job) {
+  if (job.plan.dp_mode == DataMode::ps_async)
     throw Error(
         "--dp-mode: expected synchronous data parallelism, got ps-async, whose steps are known only from a run");
-  Job job = resolve(o);
-  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.preset);
+  if (job.model.vocab == 0) job.model.vocab = default_vocab(job.preset);
   check_sizes(job);
   check(job.plan);
   check_layout(job.plan, job.model, job.optim.batch);
@@ -42,14 +44,14 @@ Job checked_job(const TrainOptions& o) {
   return job;
 }
 
-Record start_record(const TrainOptions& o) {
-  const Job job = checked_job(o);
+Record start_record(const TrainConfig& config) {
+  const TrainConfig job = checked_job(config);
   const Plan& p = job.plan;
   Record r;
   r.planned = true;
   r.label = to_text(p);
   r.model =
-      fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.preset, job.model.layers,
+      fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", job.preset, job.model.layers,
                   job.model.heads, job.model.channels, job.model.context, job.model.vocab, value_name(job.optim.dtype));
   r.schedule = make_schedule(p);
   const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
@@ -67,7 +69,7 @@ Record start_record(const TrainOptions& o) {
     rank.peak = m.total();
   }
   const int64_t steps = p.sync_every;  // averages bytes over a synchronization period
-  Job long_run = job;
+  TrainConfig long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
     r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, s.most / steps});
@@ -89,14 +91,14 @@ std::vector<Record> planned(const Args& args) {
     bad_usage("--{}: expected at most {} values, got {}", many, kMaxPlans, values.size());
   std::vector<Record> out;
   for (const std::string& value : values) {
-    TrainOptions o;
+    TypedOptions o;
     for (const auto& [name, text] : args) set_option(o, name, name == many ? value : text);
-    if (!o.gives("batch")) {  // the default, rounded up to a multiple of the micro-batches
-      const Plan p = resolve(o).plan;
-      const int64_t divisor = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
-      o.optim.batch = (o.optim.batch + divisor - 1) / divisor * divisor;
-    }
-    out.push_back(start_record(o));
+    int64_t& batch = o.optim.batch;
+    const bool has_batch = o.is_set("batch");  // otherwise the default, rounded up to a multiple of the micro-batches
+    if (!has_batch) batch = rounded_up(batch, o.plan.microbatches);  // determines the default number of ranks
+    TrainConfig config = resolve(o);
+    if (!has_batch) config.optim.batch = rounded_up(batch, config.plan.dp * config.plan.microbatches);
+    out.push_back(start_record(config));
     if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);
   }
   return out;

@@ -50,7 +50,7 @@ std::string pale(const Schedule& s, int stage) {
   return chunk > 0 ? fmt::format(" c{}", chunk) : "";
 }
 
-// The first lane shows computation overlaid with stalls; sends and receives share a lane; each axis has one.
+// The first lane shows computation overlaid with stalls; sends and receives share a lane; each axis has a lane.
 Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;

@@ -25,6 +25,7 @@
 #include "hub/llmc.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"
+#include "models/families.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/quantize/layers.h"
 #include "verify/verify.h"
@@ -35,12 +36,12 @@ namespace fs = std::filesystem;
 namespace {
 
 TrainConfig saved_config(const fs::path& checkpoint) {
-  TrainOptions o;
+  TypedOptions o;
   apply_config_file(o, (checkpoint / "config.toml").string());
   return resolve(o);
 }
 
-// For inference.
+// The checkpoint's model for inference.
 ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
   ModelConfig model = saved.model;
   model.dropout = model.lora.dropout = 0;
@@ -180,7 +181,7 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
 
 // Checks that the threads of all ranks can be created; subtracts their stacks from the memory limit.
-MemoryLimit limit_without_threads(const Job& job, int64_t local_world_size) {
+MemoryLimit limit_without_threads(const TrainConfig& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
   const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
                                                      : std::max<int64_t>(1, cpu::threads() / local_world_size);
@@ -318,10 +319,10 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  for (const std::string& note : notes) say(with_options(note));
 }
 
-ModelConfig first_config(const TrainOptions& o) {
+ModelConfig first_config(const TrainConfig& o) {
   const DataConfig& d = o.data;
   ModelConfig config = pretrained_config(*o.run.init, o.run.base, true);
   if (d.add_tokens.empty()) return config;
@@ -369,36 +370,36 @@ FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
       };
 }
 
-void take_model(TrainOptions& o, const ModelConfig& c) {
+void take_model(TypedOptions& o, const ModelConfig& c) {
   ModelConfig model = resolve_sizes(c);
   const Settings theirs = field_descriptors(model), ours = field_descriptors(o.model);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
-    if (o.gives(name) && to.text() != from.text())
+    if (o.is_set(name) && to.text() != from.text())
       bad_usage("--{}: expected {}, the value of the model, got {}", to.word(), from.text(), to.text());
     to.assign(from);
-    o.given->emplace(name);
+    o.set.emplace(name);
   };
-  const std::string default_model = TrainOptions().preset, plain(plain_preset(c.family));
+  const std::string default_model = TrainConfig().preset, plain(plain_preset(c.family));
   if (o.preset != default_model && o.preset != plain)
     bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.preset);
   o.preset = plain;
   for (const Setting& s : theirs)
-    if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
-  const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
+    if (s.field.of_weights && applies(s, theirs)) take(s.name);
+  const bool learned = !find_row(c.family).rotary, shorter = o.is_set("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
   if (shorter) model.context = max_context;  // the maximum; the run may use a prefix
   if (!shorter || o.model.context > max_context) take("context");
   model.positions = learned ? max_context : 0;
-  if (learned && (o.gives("positions") || o.model.context != max_context)) take("positions");
+  if (learned && (o.is_set("positions") || o.model.context != max_context)) take("positions");
   if (LoraConfig& lora = o.model.lora; c.lora.rank > 0) {
-    if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
+    if (lora.rank > 0 || o.is_set("lora_alpha") || o.is_set("lora_targets") || lora.rank_stabilised)
       throw Error(
           "--lora-rank: expected only --lora-dropout, because the adapters of the --init model are trained further");
     lora.rank = c.lora.rank, lora.rank_stabilised = c.lora.rank_stabilised;
     take("lora_alpha"), take("lora_targets");
   }
-  const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.model.quantize.codec : held;
+  const Codec held = c.quantize.codec, wanted = o.is_set("quantize") ? o.model.quantize.codec : held;
   if (wanted == Codec::gptq && held == Codec::none)
     throw Error(
         "--quantize: gptq requires a model quantized by tessera checkpoint quantize; this model is not quantized");
@@ -406,14 +407,14 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (wanted == Codec::gptq) take("quantize_group");
 }
 
-void check_minimum_memory(const Job& job) {
+void check_minimum_memory(const TrainConfig& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))
     refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
 }
 
 void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here) {
   if (config.plan.device != Device::cpu) return;
-  Job job = config;
+  TrainConfig job = config;
   const bool saves = !config.run.no_save;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
@@ -432,8 +433,8 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
   refuse(memory_refusal(job, here, limit_without_threads(job, here.ranks)));
 }
 
-void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
-  Job sized = job;
+void check_described(const fs::path& config, const fs::path& folder, const TrainConfig& job, int64_t vocab) {
+  TrainConfig sized = job;
   sized.model = model_config(job, vocab);
   const MinimumMemory of = least_memory(sized);
   std::vector<fs::path> files = {folder / "model.safetensors"};
@@ -452,9 +453,9 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
               config.string(), of.parameters, of.values, max_bytes, largest.string());
 }
 
-void check_memory_for_inference(const Job& job) {
+void check_memory_for_inference(const TrainConfig& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum
+  int64_t needed = 0, max_rank = 0;  // total of all ranks, which may be threads of this process; maximum of a rank
   for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     max_rank = std::max(max_rank, held.parameters);
@@ -466,8 +467,8 @@ void check_memory_for_inference(const Job& job) {
               static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
 }
 
-void check_memory_for_verifying(const Job& given) {
-  const Job job = verifiable(given);
+void check_memory_for_verifying(const TrainConfig& given) {
+  const TrainConfig job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
   const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());

@@ -70,7 +70,7 @@ void say_notes(const std::vector<std::string>& notes);
 
 // The --init model's configuration with an embedding row for each of --add-tokens. Throws as open_pretrained(), and
 // Error (usage) for new tokens with adapters, which do not train embedding rows.
-ModelConfig first_config(const TrainOptions& options);
+ModelConfig first_config(const TrainConfig& config);
 
 // New adapters retain their initial values, weights are quantized to nf4 if `config` requires it, and new embedding
 // rows are the mean of the existing ones.
@@ -82,28 +82,28 @@ std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 
 // Writes the model's sizes into the options. Throws Error (usage) for options with different values. A smaller context
 // is retained: rotary positions have no fixed length, and only the first rows of a position table are read.
-void take_model(TrainOptions& options, const ModelConfig& config);
+void take_model(TypedOptions& options, const ModelConfig& config);
 
 // Memory checks run before any allocation or output.
 
 // Runs before data are read. Throws Error (usage) as below.
-void check_minimum_memory(const Job& job);
+void check_minimum_memory(const TrainConfig& job);
 // Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
 // size; `samples`: a text is generated at the end. GPU ranks are not checked. Prints a table on standard error and
 // throws Error (usage) if memory is insufficient.
 void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here);
-void check_memory_for_verifying(const Job& job);
-void check_memory_for_inference(const Job& job);
+void check_memory_for_verifying(const TrainConfig& job);
+void check_memory_for_inference(const TrainConfig& job);
 // Guards against absurd sizes: throws InputError, naming both files, if the model described by `config` is many times
 // larger than any `model.safetensors` in `folder` or in a checkpoint there. An unknown vocabulary counts as 1.
-void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,
+void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const TrainConfig& job,
                      int64_t vocab = 1);
 
 // Shared by `generate`, `evaluate` and `checkpoint quantize`.
 
 struct Inference {
   Pretrained from;
-  TrainOptions run;  // the equivalent configuration
+  TrainCommand run;  // the equivalent configuration
   std::unique_ptr<Tokenizer> tokenizer;
 };
 

@@ -409,7 +409,7 @@ bool RunTrace::write(const TrainCall& call, Trainer& trainer, const RunUsage& us
   for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(trainer.mesh(), r));
   const std::filesystem::path& folder = call.directory.path();
   write_file(folder / "trace.json", timeline_json(logs, names, kept_steps(logs[0].steps, trainer.steps_done())));
-  write_file(folder / "report.json", report_json(call.options, trainer, usage, logs).dump(1) + "\n");
+  write_file(folder / "report.json", report_json(call.command.config, trainer, usage, logs).dump(1) + "\n");
   return true;
 }
 

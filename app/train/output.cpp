@@ -59,7 +59,7 @@ Ordered gpu_json(const TrainOutput::Facts& f) {
 
 // cuBLASLt and Tessera's kernels cannot vectorize accesses to logits whose rows are not multiples of 16 bytes. Empty if
 // no padding is needed.
-std::string vocab_hint(const Job& s, int64_t vocab) {
+std::string vocab_hint(const TrainConfig& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
   const int64_t shards = s.plan.tp, row = shards * kVector / element_size(s.optim.dtype), round = shards * kRound;
   if (vocab % row == 0) return "";
@@ -83,10 +83,11 @@ std::string describe_model(const TrainConfig& o, LanguageModel& model) {
 
 TrainOutput::TrainOutput(const TrainCall& call)
     : call_(call),
-      options_(call.options),
-      plan_(call.options.plan),
+      config_(call.command.config),
+      options_(call.command.options),
+      plan_(config_.plan),
       run_(call.directory.path()),
-      progress_(Progress::for_stderr(call.options.optim.steps, call.options.quiet)) {}
+      progress_(Progress::for_stderr(config_.optim.steps, options_.quiet)) {}
 
 bool TrainOutput::wants_stop() { return interrupted() != 0; }
 bool TrainOutput::wants_save() { return take_save_request(); }
@@ -97,13 +98,13 @@ void TrainOutput::begin(const RunStart& start) {
   if (const std::string note = call_.directory.note(); !note.empty()) message(note);
   for (const std::string& why : start.passed_over) message("skipped a checkpoint: " + why);
   introduce(start);
-  if (options_.run.resume)
+  if (config_.run.resume)
     message(start.done > 0 ? fmt::format("resuming after step {}", start.done)
                            : "no checkpoint yet: starting at step 1");
 }
 
 void TrainOutput::introduce(const RunStart& start) {
-  const TrainOptions& o = options_;
+  const TrainConfig& o = config_;
   const Dataset& d = call_.dataset;
   const std::string steps = fmt::format("{} {}steps of {} tokens", o.optim.steps,
                                         start.has_common_steps ? "" : "asynchronous ", start.tokens_per_step);
@@ -121,7 +122,7 @@ void TrainOutput::introduce(const RunStart& start) {
                       run_.string()));
   if (gpu) {
     message(describe_attention(o));
-    const std::string why = no_graph_because(o, o.trace, d.has_examples());
+    const std::string why = no_graph_because(o, options_.trace, d.has_examples());
     message(why.empty() ? "CUDA graph: on (steps are captured once and replayed)"
                         : fmt::format("CUDA graph: off ({})", why));
     if (const std::string way = describe_nccl(plan_); !way.empty()) message(way);
@@ -134,18 +135,18 @@ void TrainOutput::introduce(const RunStart& start) {
 void TrainOutput::stopped(const RunResult& r) {
   const std::string where =
       fmt::format("stopped {}after step {}", r.in_validation ? "during the validation " : "", r.steps);
-  if (options_.run.no_save) return message(where + "; nothing was saved (--no-save)");
+  if (config_.run.no_save) return message(where + "; nothing was saved (--no-save)");
   message(fmt::format("{}{}; tessera train --resume --out {} resumes", where,
                       r.in_validation ? ", which was saved" : "", run_.string()));
 }
 
 void TrainOutput::saved(int64_t step) {
-  message(fmt::format("SIGUSR1: {} after step {}{}", options_.run.no_save ? "nothing saved" : "saved", step,
-                      options_.run.no_save ? " (--no-save)" : ""));
+  message(fmt::format("SIGUSR1: {} after step {}{}", config_.run.no_save ? "nothing saved" : "saved", step,
+                      config_.run.no_save ? " (--no-save)" : ""));
 }
 
 void TrainOutput::show(const std::string& json) const {
-  if (options_.format == "json") print(json + "\n");
+  if (options_.json()) print(json + "\n");
 }
 
 void TrainOutput::step(const StepReport& r, const std::string& record) {
@@ -205,7 +206,7 @@ void TrainOutput::summary(const Facts& f, const std::function<void(const std::st
   const std::string record = fields.dump();
   append(record);
   show(record);
-  if (options_.format != "json") print(summary_text(f, rate, mfu));
+  if (!options_.json()) print(summary_text(f, rate, mfu));
 }
 
 // `share`: fraction of the machine's peak matmul throughput.
@@ -233,7 +234,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
   if (const ExpertLoad::Busiest busiest = f.experts.busiest(); busiest.times > 0)
     text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
                         busiest.expert, busiest.layer, busiest.times, f.experts.dropped);
-  if (options_.run.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
+  if (config_.run.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
   if (!f.sample.empty()) text += fmt::format("\nSample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; generate more text with\n  ./tessera generate {}\n", run, run);
 }

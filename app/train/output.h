@@ -19,7 +19,7 @@ double median_rate(std::vector<double> rates);
 
 // Read-only and shared by the ranks of a process, except for the run directory, which rank 0 writes.
 struct TrainCall {
-  const TrainOptions& options;  // resolved
+  const TrainCommand& command;
   const Dataset& dataset;
   const RunDirectory& directory;
 };
@@ -58,6 +58,7 @@ class TrainOutput final : public RunObserver {
   void show(const std::string& json) const;
   void introduce(const RunStart& start);
   const TrainCall call_;
+  const TrainConfig& config_;
   const TrainOptions& options_;
   const Plan& plan_;
   std::filesystem::path run_;

@@ -51,9 +51,9 @@ size_t next_sentence(std::string_view text, size_t end) {
 
 std::optional<double> predict_step_time(const TrainCall& call, const ModelConfig& model) {
   const auto machine = cached_machine_here();
-  const bool regular = !call.dataset.has_examples() && call.options.plan.dp_mode != DataMode::ps_async;
+  const bool regular = !call.dataset.has_examples() && call.command.config.plan.dp_mode != DataMode::ps_async;
   if (!machine || !regular) return {};  // irregular steps differ in length
-  Job job = call.options;
+  TrainConfig job = call.command.config;
   job.model = model;
   job.plan.threads_per_rank = cpu::threads();
   return predicted_step(*machine, job);
@@ -64,19 +64,19 @@ constexpr int64_t kSampleTokens = 300;
 // Uses the newest checkpoint, because possibly no rank has enough memory for the full model during training. Empty with
 // --format json, --quiet and --no-save; truncated by a signal.
 std::string sample_text(const TrainCall& call, const ModelConfig& config) {
-  if (call.options.json() || call.options.run.no_save || call.options.quiet) return "";
+  if (call.command.options.json() || call.command.config.run.no_save || call.command.options.quiet) return "";
   std::vector<std::string> passed_over;
-  const std::unique_ptr<LanguageModel> model = build_model(call.options.make, config);
-  const Plan& plan = call.options.plan;  // except its kernels: decoding token by token uses Tessera's own
-  model->freeze();                       // avoids memory for gradients
-  model->materialize(0, rank_arena(plan.device, 0), call.options.optim.dtype, DType::float32);
+  const std::unique_ptr<LanguageModel> model = build_model(call.command.config.make, config);
+  const Plan& plan = call.command.config.plan;  // except its kernels: decoding token by token uses Tessera's own
+  model->freeze();                              // avoids memory for gradients
+  model->materialize(0, rank_arena(plan.device, 0), call.command.config.optim.dtype, DType::float32);
   load_model(*model, find_checkpoint(call.directory.path(), passed_over));
   StreamDecoder text(*call.dataset.tokenizer, StreamDecoder::Broken::escaped);
   std::string written;
   const std::vector<int32_t> prompt = call.dataset.prompt();
   const SampleOptions options{.temperature = 0.7,
                               .top_p = 0.9,
-                              .seed = static_cast<uint64_t>(call.options.optim.seed),
+                              .seed = static_cast<uint64_t>(call.command.config.optim.seed),
                               .vocab = call.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written += text.add(token);
@@ -90,11 +90,12 @@ std::string sample_text(const TrainCall& call, const ModelConfig& config) {
 void add_to_summary(const TrainCall& call, LanguageModel& model, TrainOutput::Facts& facts) {
   const ModelConfig& c = model.config;
   const int64_t row =
-      facts.tokens_per_step / call.options.optim.batch;  // rows of examples are shorter than the context
+      facts.tokens_per_step / call.command.config.optim.batch;  // rows of examples are shorter than the context
   facts.flops_per_token = model.training_flops() - 12 * static_cast<double>(c.layers) * c.keys() *
                                                        static_cast<double>(c.attended() - std::min(c.attended(), row));
-  facts.rank_peak_flops = measured_peak_flops(call.options.optim.dtype, facts.arena);
-  facts.no_graph = with_options(no_graph_because(call.options, call.options.trace, call.dataset.has_examples()));
+  facts.rank_peak_flops = measured_peak_flops(call.command.config.optim.dtype, facts.arena);
+  facts.no_graph =
+      with_options(no_graph_because(call.command.config, call.command.options.trace, call.dataset.has_examples()));
   facts.sample = sample_text(call, model.config);
 }
 
@@ -116,14 +117,18 @@ std::string complete_sentences(const std::string& text) {
 }
 
 int train_rank(const TrainCall& call, const Sequences& sequences, Communicator& world) {
-  const TrainOptions& o = call.options;
-  RunTrace trace(o, world);
+  const TrainConfig& config = call.command.config;
+  RunTrace trace(call.command.options, world);
   TrainOutput output(call);
-  RunSetup setup{
-      .config = o, .directory = call.directory, .sequences = sequences, .dataset = &call.dataset, .trace = trace.get()};
-  if (o.run.init)
+  RunSetup setup{.config = config,
+                 .directory = call.directory,
+                 .sequences = sequences,
+                 .dataset = &call.dataset,
+                 .trace = trace.get(),
+                 .set = &call.command.set};
+  if (config.run.init)
     setup.weights = [&](const ModelConfig& model) {
-      return first_weights(open_pretrained(*o.run.init, o.run.base), model);
+      return first_weights(open_pretrained(*config.run.init, config.run.base), model);
     };
   Run run(setup, world, &output);
   const RunResult result = run.train();

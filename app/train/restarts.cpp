@@ -95,11 +95,14 @@ std::string flight_cause(const fs::path& run, std::chrono::system_clock::time_po
 
 class Launcher {
  public:
-  Launcher(const TrainOptions& o, const std::vector<std::string>& args)
-      : o_(o), args_(args), full_plan_(o.plan), run_(o.run.out ? fs::path(*o.run.out) : new_run_folder()) {}
+  Launcher(const TrainCommand& command, const std::vector<std::string>& args)
+      : config_(command.config),
+        o_(command.options),
+        args_(args),
+        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_folder()) {}
   ~Launcher() {
     std::error_code none;
-    if (!o_.run.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
+    if (!config_.run.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -134,16 +137,16 @@ class Launcher {
   struct Ended {
     int status = 0;
     std::string cause;
-    double starting_s = 0, again_s = 0;  // until the first step; in repeated steps
+    double starting_s = 0, again_s = 0;  // time until the first step; time in repeated steps
     int64_t step = 0, from = 0;          // last completed step; step of the newest checkpoint
   };
 
   // The plan for the current hostfile; reports changes.
   Plan plan_now() {
-    if (!o_.hostfile) return full_plan_;
+    if (!o_.hostfile) return config_.plan;
     const std::vector<Host> hosts =
         of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
-    Plan plan = plan_on(full_plan_, count_slots(hosts));
+    Plan plan = plan_on(config_.plan, count_slots(hosts));
     std::string members =
         fmt::format("{} slots on {} {}", count_slots(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
     for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
@@ -155,7 +158,7 @@ class Launcher {
       say(fmt::format(
           "{} of {} data ranks: each now computes {} micro-batches with an unchanged batch size; reductions have a "
           "different order from now on, so results equal those of an uninterrupted run only up to rounding",
-          plan.dp, full_plan_.dp, plan.microbatches));
+          plan.dp, config_.plan.dp, plan.microbatches));
     return plan;
   }
   std::vector<std::string> command(const Plan& plan) const {
@@ -167,8 +170,8 @@ class Launcher {
       for (size_t at; (at = arg.find(mark)) != arg.npos;) arg.replace(at, mark.size(), std::to_string(plan.ranks()));
     out.push_back(fs::read_symlink("/proc/self/exe").string());
     std::vector<std::string> more;
-    if (!o_.run.out) more.insert(more.end(), {"--out", run_.string()});
-    if (!o_.run.resume && is_there(run_ / "config.toml")) more.emplace_back("--resume");
+    if (!config_.run.out) more.insert(more.end(), {"--out", run_.string()});
+    if (!config_.run.resume && is_there(run_ / "config.toml")) more.emplace_back("--resume");
     if (o_.hostfile)
       for (const auto& [name, value] :
            {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
@@ -180,7 +183,7 @@ class Launcher {
   Ended start(const Plan& plan) const {
     constexpr auto kLook = std::chrono::milliseconds(20);
     const Clock::time_point begin = Clock::now();
-    std::optional<Clock::time_point> first;  // step
+    std::optional<Clock::time_point> first;  // end of the first step
     std::unique_ptr<StartedProgram> program;
     try {
       program = std::make_unique<StartedProgram>(command(plan));
@@ -213,7 +216,7 @@ class Launcher {
       say(fmt::format("terminated {} remaining {} of the last start", ranks, ranks == 1 ? "process" : "processes"));
     if (o_.rank.value_or(0) > 0) return;  // rank 0 holds the lock
     AwakeTimer timer;
-    for (bool notified = false; RunLock::is_held(run_) && timer.seconds() < full_plan_.timeout && interrupted() == 0;
+    for (bool notified = false; RunLock::is_held(run_) && timer.seconds() < config_.plan.timeout && interrupted() == 0;
          std::this_thread::sleep_for(std::chrono::milliseconds(100)))
       if (!std::exchange(notified, true))
         say(fmt::format("waiting for {}, which is still writing to {}", RunLock::read(run_), run_.string()));
@@ -223,7 +226,7 @@ class Launcher {
     say(fmt::format("start {} of {} failed at step {}: {}; repeating {} steps since {} ({:.1f} s of work)", number,
                     o_.restarts + 1, e.step, e.cause, e.step - e.from,
                     e.from > 0 ? fmt::format("the checkpoint of step {}", e.from) : "the start", e.again_s));
-    if (o_.format != "json") return;
+    if (!o_.json()) return;
     print(Json{{"event", "failure"},
                {"start", number},
                {"status", e.status},
@@ -243,11 +246,11 @@ class Launcher {
                     restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
   }
 
+  const TrainConfig& config_;
   const TrainOptions& o_;
   const std::vector<std::string>& args_;
-  const Plan full_plan_;
   const fs::path run_;
-  Plan before_ = full_plan_;
+  Plan before_ = config_.plan;
   std::string members_ = {};  // as last reported
   int64_t restarts_ = 0, repeated_ = 0;
   double again_s_ = 0, starting_s_ = 0;
@@ -334,7 +337,9 @@ bool is_retryable(int status) {
          std::ranges::find(others, status) == others.end();
 }
 
-int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& args) { return Launcher(o, args).run(); }
+int run_with_restarts(const TrainCommand& command, const std::vector<std::string>& args) {
+  return Launcher(command, args).run();
+}
 
 std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
   std::vector<Host> out;

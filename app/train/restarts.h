@@ -21,12 +21,12 @@
 namespace tessera {
 
 // Returns the exit status of the last start, or 3 if it was killed.
-int run_with_restarts(const TrainOptions& options, const std::vector<std::string>& args);
+int run_with_restarts(const TrainCommand& command, const std::vector<std::string>& args);
 
 // The launcher's arguments without its own options, followed by `more`.
 std::vector<std::string> start_args(const std::vector<std::string>& args, const std::vector<std::string>& more);
 // The plan on `slots` ranks: the largest data axis that fits, divides data ranks x micro-batches (whose product is
-// constant), and is a multiple of the groups of shard ranks. Throws Error (communication) if none fits.
+// constant), and is a multiple of the ZeRO group size. Throws Error (communication) if none fits.
 Plan plan_on(Plan plan, int64_t slots);
 // Whether a repeated start may succeed after this exit status.
 bool is_retryable(int status);

@@ -15,6 +15,7 @@
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
+#include "models/families.h"
 #include "train/dump.h"
 
 namespace tessera {
@@ -30,7 +31,49 @@ std::filesystem::path first_tokenizer(const RunConfig& r) {
   return own ? own->path : tokenizer_path(*r.init, r.base);
 }
 
-Dataset open_dataset(const TrainConfig& o, bool quiet) {
+int64_t sequences_in(const Dataset& d, int64_t context) {
+  if (d.train_examples) return d.train_examples->count();
+  int64_t sum = d.parts.empty() ? d.train_tokens() / context : 0;
+  for (const MixturePart& p : d.parts) sum += sequences_in(*p.dataset, context);
+  return sum;
+}
+
+// Must agree between processes: data, run directory and newest checkpoint.
+Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
+  const auto sums = d.checksums();
+  Facts out(sums.begin(), sums.end());
+  out.emplace_back("run directory", is_there(run / "lock") ? "locked by " + RunLock::read(run) : "missing");
+  std::vector<std::string> passed_over;
+  const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
+  out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
+                                                             file_checksum(newest->path / "manifest.json"))
+                                               : "none");
+  return out;
+}
+
+// The data of one process and its ranks. The configuration is completed by the data: epochs become steps.
+class TrainProcess {
+ public:
+  explicit TrainProcess(const TrainCommand& command) : command_(command) {}
+  int run();
+
+ private:
+  int run_as_rank();
+  LaunchOptions launch_options(const std::function<std::filesystem::path()>& directory) const;
+  Dataset open_dataset(bool quiet) const;
+  Dataset prepare_data(bool quiet);
+  void resolve_epochs(Dataset& data);
+  Sequences make_sequences(const Dataset& data) const;
+  TrainConfig longest_rows(const Dataset& data) const;
+  void check_memory(const Dataset& data, HostMemory here) const;
+  RunDirectory open_directory() const;
+
+  TrainCommand command_;
+  TrainConfig& config_ = command_.config;
+};
+
+Dataset TrainProcess::open_dataset(bool quiet) const {
+  const TrainConfig& o = config_;
   const std::string default_kind = o.preset.ends_with("-nano") || o.preset.ends_with("-mini") ? "char" : "bpe";
   TokenizerChoice tokenizer = o.run.init && !o.data.tokenizer ? TokenizerChoice{.name = first_tokenizer(o.run).string()}
                                                               : tokenizer_choice(o.data.tokenizer, default_kind, quiet);
@@ -66,9 +109,10 @@ Dataset open_dataset(const TrainConfig& o, bool quiet) {
 }
 
 // Throws if a text is too short or the plan does not support the data.
-Sequences sequences_for(const TrainConfig& s, const Dataset& dataset) {
+Sequences TrainProcess::make_sequences(const Dataset& dataset) const {
+  const TrainConfig& s = config_;
   const auto seed = static_cast<uint64_t>(s.optim.seed);
-  Sequences made = make_sequences(dataset, s.model.context, s.optim.batch, seed, s.data.shuffle);
+  Sequences made = tessera::make_sequences(dataset, s.model.context, s.optim.batch, seed, s.data.shuffle);
   check_sequences(s, made);
   check_dump(s, s.run.dump);
   no_graph_because(s, false, made.trained != nullptr);
@@ -76,7 +120,8 @@ Sequences sequences_for(const TrainConfig& s, const Dataset& dataset) {
 }
 
 // For the memory estimate: a pass has at most the tokens of the longest row of examples.
-Job longest_row_job(Job job, const Dataset& d) {
+TrainConfig TrainProcess::longest_rows(const Dataset& d) const {
+  TrainConfig job = config_;
   std::vector<int64_t> lengths;
   const auto add = [&](const Dataset& one) {
     for (const auto& rows : {one.train_examples, one.val_examples})
@@ -89,16 +134,10 @@ Job longest_row_job(Job job, const Dataset& d) {
   return job;
 }
 
-int64_t sequences_in(const Dataset& d, int64_t context) {
-  if (d.train_examples) return d.train_examples->count();
-  int64_t sum = d.parts.empty() ? d.train_tokens() / context : 0;
-  for (const MixturePart& p : d.parts) sum += sequences_in(*p.dataset, context);
-  return sum;
-}
-
 // Converts epochs to steps when the size of the data is known. An epoch of a mixture has as many sequences as all its
 // datasets together; the weights determine how often each dataset is read.
-void resolve_epochs(TrainConfig& s, Dataset& d) {
+void TrainProcess::resolve_epochs(Dataset& d) {
+  TrainConfig& s = config_;
   RunConfig& r = s.run;
   if (!r.epochs && r.eval_share == 0 && r.save_share == 0) return;
   const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
@@ -120,91 +159,82 @@ void resolve_epochs(TrainConfig& s, Dataset& d) {
     field_descriptors(s.optim).at("steps").read("`steps`", std::to_string(of(*std::exchange(r.epochs, std::nullopt))));
 }
 
-Dataset opened(TrainConfig& config, bool quiet) {
-  Dataset data = open_dataset(config, quiet);
-  resolve_epochs(config, data);
+Dataset TrainProcess::prepare_data(bool quiet) {
+  Dataset data = open_dataset(quiet);
+  resolve_epochs(data);
   return data;
 }
 
-RunDirectory open_directory(const RunConfig& run) {
-  return of_option("out", run.out.value_or(""), [&] { return RunDirectory(run); });
+void TrainProcess::check_memory(const Dataset& data, HostMemory here) const {
+  check_memory_for_training(longest_rows(data), !command_.options.json(), data.vocab(), std::move(here));
 }
 
-// Must agree between processes: data, run directory and newest checkpoint.
-Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
-  const auto sums = d.checksums();
-  Facts out(sums.begin(), sums.end());
-  out.emplace_back("run directory", is_there(run / "lock") ? "locked by " + RunLock::read(run) : "missing");
-  std::vector<std::string> passed_over;
-  const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
-  out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
-                                                             file_checksum(newest->path / "manifest.json"))
-                                               : "none");
-  return out;
+RunDirectory TrainProcess::open_directory() const {
+  return of_option("out", config_.run.out.value_or(""), [&] { return RunDirectory(config_.run); });
 }
 
-// `run`, called after a failure, returns the run directory.
-LaunchOptions ranks_of_run(const TrainOptions& o, const std::function<std::filesystem::path()>& run) {
-  LaunchOptions how = launch_options("train", o, o.plan);
+// `directory`, called after a failure, returns the run directory.
+LaunchOptions TrainProcess::launch_options(const std::function<std::filesystem::path()>& directory) const {
+  LaunchOptions how = tessera::launch_options("train", command_, config_.plan);
   how.say = say_above_progress;
-  how.flight_file = [run] { return run().empty() ? std::filesystem::path() : run() / kFlightFile; };
+  how.flight_file = [directory] { return directory().empty() ? std::filesystem::path() : directory() / kFlightFile; };
   return how;
 }
 
 // Each process opens the data itself, after rank 0 has created missing files.
-int train_in_processes(const TrainOptions& asked) {
+int TrainProcess::run_as_rank() {
   int status = 0;
   std::filesystem::path made;
-  launch(ranks_of_run(asked, [&] { return made; }), [&](Communicator& world) {
-    TrainOptions o = asked;
+  launch(launch_options([&] { return made; }), [&](Communicator& world) {
     const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.local_rank())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
-      record_base(o);
-      dataset = opened(o, o.quiet);
-      sequences_for(o, *dataset);
-      check_memory_for_training(longest_row_job(o, *dataset), !o.json(), dataset->vocab(), here);
-      directory.emplace(open_directory(o.run));
+      record_base(config_);
+      dataset = prepare_data(command_.options.quiet);
+      make_sequences(*dataset);
+      check_memory(*dataset, here);
+      directory.emplace(open_directory());
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
-      dataset = opened(o, true);
-      if (world.local_rank() == 0)
-        check_memory_for_training(longest_row_job(o, *dataset), !o.json(), dataset->vocab(), here);
+      dataset = prepare_data(true);
+      if (world.local_rank() == 0) check_memory(*dataset, here);
       directory.emplace(std::filesystem::path(path));
     }
     require_same(world, run_facts(*dataset, path));
     world.reset_counts();
     made = directory->path();
-    const Sequences sequences = sequences_for(o, *dataset);
+    const Sequences sequences = make_sequences(*dataset);
     const GracefulStopScope in_hand;
-    status = train_rank({o, *dataset, *directory}, sequences, world);
+    status = train_rank({command_, *dataset, *directory}, sequences, world);
+  });
+  return status;
+}
+
+int TrainProcess::run() {
+  if (config_.model.lora.rank > 0 && !config_.run.init)
+    throw Error("--lora-rank: requires --init, the base model of the adapters");
+  if (const std::string& order = config_.plan.replay; !order.empty() && !config_.run.resume)
+    of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
+  check_minimum_memory(config_);
+  if (has_processes(config_.plan)) return run_as_rank();
+  record_base(config_);
+  const Dataset dataset = prepare_data(command_.options.quiet);
+  const Sequences sequences = make_sequences(dataset);
+  check_memory(dataset, {.ranks = config_.plan.ranks()});
+  const GracefulStopScope in_hand;
+  const RunDirectory directory = open_directory();
+  int status = 0;
+  launch(launch_options([&] { return directory.path(); }), [&](Communicator& world) {
+    const int rank_status = train_rank({command_, dataset, directory}, sequences, world);
+    if (world.rank() == 0) status = rank_status;
   });
   return status;
 }
 
 }  // namespace
 
-int run(const TrainOptions& asked) {
-  TrainOptions o = asked;
-  if (o.model.lora.rank > 0 && !o.run.init) throw Error("--lora-rank: requires --init, the base model of the adapters");
-  if (const std::string& order = o.plan.replay; !order.empty() && !o.run.resume)
-    of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
-  check_minimum_memory(o);
-  if (has_processes(o.plan)) return train_in_processes(o);
-  record_base(o);
-  const Dataset dataset = opened(o, o.quiet);
-  const Sequences sequences = sequences_for(o, dataset);
-  check_memory_for_training(longest_row_job(o, dataset), !o.json(), dataset.vocab(), {.ranks = o.plan.ranks()});
-  const GracefulStopScope in_hand;
-  const RunDirectory directory = open_directory(o.run);
-  int status = 0;
-  launch(ranks_of_run(o, [&] { return directory.path(); }), [&](Communicator& world) {
-    const int rank_status = train_rank({o, dataset, directory}, sequences, world);
-    if (world.rank() == 0) status = rank_status;
-  });
-  return status;
-}
+int run(const TrainCommand& command) { return TrainProcess(command).run(); }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Out-of-place MPI_Allreduce, the reference of the collective benchmarks.
+// Reference of the collective benchmarks.
 #pragma once
 #include <cstdint>
 

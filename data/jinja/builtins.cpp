@@ -199,7 +199,7 @@ std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   return std::string(width, ' ');
 }
 
-// Argument `name` names the filter or test; its arguments follow.
+// Applies the filter or test that argument `name` specifies to `v`, with the remaining arguments.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
   if (!found) bad_input("unknown filter or test '{}'", c.exact(name));
@@ -207,7 +207,7 @@ Value applied(const Call& c, Group group, const Value& v, size_t name) {
   to.given.insert(to.given.end(), c.given.begin() + static_cast<std::ptrdiff_t>(name) + 1, c.given.end());
   return apply(*found, std::move(to));
 }
-// A false value has no items here, even if it is a number.
+// A falsy value counts as an empty sequence here, even if it is not iterable.
 Values items_if_true(const Call& c) { return truth(c.at(0)) ? to_items(c.work, c.at(0)) : Values(); }
 // select, reject, selectattr and rejectattr
 Value selected(const Call& c) {

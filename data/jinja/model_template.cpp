@@ -114,8 +114,8 @@ size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const 
 }
 
 // Bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text after the
-// message in a final turn. If `last` has a different special token (gpt-oss) or one more (Phi-3), the first special
-// token of `rest` counts.
+// message in a final turn. Where `rest` first deviates from `last`, a special token still belongs to the turn if `last`
+// had none before (gpt-oss, Phi-3).
 size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
   size_t size = 0;
   bool marked = false, done = false;
@@ -191,7 +191,7 @@ std::vector<Segment> ModelTemplate::render(const Example& example, const std::st
   for (const auto& [begin, end] : full.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].training == Message::Training::never;
-    // Locate a non-response turn if a block marks it as a response.
+    // Other roles' turns are located only if a `generation` block marks them as responses.
     if (responses ? !answer || (!never && all[i].is_response() != full.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string with_turn =

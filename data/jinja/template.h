@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "data/jinja/value.h"
-#include "data/jsonl.h"
+#include "data/chat_template.h"
 #include "data/tokenizer/described.h"
 
 namespace tessera {

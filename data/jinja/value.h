@@ -134,7 +134,7 @@ Value operated(RenderContext& work, std::string_view op, const Value& a, const V
 // Formats values as Python's repr() or as JSON.
 struct Style {
   bool json = false, ascii = false, sorted = false;
-  std::optional<std::string> indent = {};  // per level
+  std::optional<std::string> indent = {};  // indentation per nesting level
   std::string comma = ", ", colon = ": ";
 };
 std::string written(RenderContext& work, const Value& v, const Style& style);
@@ -167,7 +167,6 @@ struct Builtin {
 };
 enum class Group : uint8_t { filters, tests, globals, text, dict };
 std::optional<Builtin> find_builtin(Group group, std::string_view name);
-// The method of this name for the value's type.
 std::optional<Builtin> find_method(const Value& of, const Value& name);
 // Moves named arguments to their positions. Throws InputError.
 Value apply(const Builtin& builtin, Call call);

@@ -36,8 +36,8 @@ std::optional<std::string> unspell(std::string_view spelling);
 inline constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// The pieces: matches and the text between them; only the text between; the latter with each match joined to its
-// predecessor or successor; or as `isolated`, with adjacent matches joined.
+// What becomes a piece, in this order: each match and the text between matches; only the text between; the text
+// between, with each match joined to the preceding or following piece; as `isolated`, with adjacent matches joined.
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
 // Matching within one text, with a limit on total CPU time: 2 s plus 5 us per byte.

@@ -259,7 +259,7 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
   return out;
 }
 
-// `buffer` stores the result if it differs.
+// `buffer` stores the result if it differs from `text`.
 std::string_view DescribedTokenizer::normalized(std::string_view text, bool prefixed, bpe::Matching& matching,
                                                 std::string& buffer) const {
   for (const hub::Change& change : d_.changes)

@@ -24,7 +24,7 @@ namespace hub {
 
 namespace {
 
-// Above any known model; a larger file would take minutes and gigabytes.
+// Larger than in any known model; a file beyond these limits would cost minutes and gigabytes.
 constexpr size_t kMaxTokens = 600'000, kMaxMerges = 600'000, kLongestAdded = 1000;
 
 using Json = nlohmann::json;

@@ -16,8 +16,8 @@
 namespace tessera::bpe {
 namespace {
 
-constexpr unsigned kMaxSteps = 10'000'000, kMaxStack = 25'000'000;  // per attempt at one position; 1 GB
-constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;          // attempts between checks of the clock; text size
+constexpr unsigned kMaxSteps = 10'000'000, kMaxStack = 25'000'000;  // per match attempt; stack: 1 GB
+constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;          // attempts between clock checks; maximum text size
 
 using Regex = std::unique_ptr<regex_t, decltype(&onig_free)>;
 

@@ -1,4 +1,4 @@
-// Grader of the global gradient norm: gradients of ones, and a training step compared with one rank.
+// Grader of the global gradient norm: gradients whose elements are all 1, and a training step compared with one rank.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace tessera::lab {
 namespace {
 
 // Sizes are divisible by two and three tensor ranks; 12 sequences per step.
-Job small_job(const Plan& plan, uint64_t seed) {
-  Job job{
+TrainConfig small_job(const Plan& plan, uint64_t seed) {
+  TrainConfig job{
       .model = {.layers = 2, .heads = 6, .channels = 48, .context = 16, .vocab = 42},
       .optim =
           {.optimizer = OptimizerKind::sgd, .momentum = 0, .lr = 0.1, .warmup = 0, .steps = 10, .clip = 0, .batch = 12},
@@ -31,7 +31,7 @@ Job small_job(const Plan& plan, uint64_t seed) {
 }
 
 // One rank with the sequences of `job` and the micro-batches of all its ranks.
-Job one_rank(Job job) {
+TrainConfig one_rank(TrainConfig job) {
   Plan plan{.microbatches = job.plan.dp * job.plan.microbatches};
   plan.threads_per_rank = 1;
   plan.deterministic = true;
@@ -40,7 +40,7 @@ Job one_rank(Job job) {
 }
 
 template <class F>
-auto on_job_ranks(const Job& job, const F& body) {
+auto on_job_ranks(const TrainConfig& job, const F& body) {
   check(job);
   const auto rank = [&](Communicator& world) {
     Trainer trainer(
@@ -66,7 +66,7 @@ struct Counted {
   auto fields() { return std::tie(found, here, replicated_here, blocks); }
 };
 
-std::vector<Counted> count_ones(const Job& job) {
+std::vector<Counted> count_ones(const TrainConfig& job) {
   return on_job_ranks(job, [&](Trainer& trainer) {
     Counted mine;
     const std::vector<FlatUnit>& shards = trainer.strategy().shards();
@@ -108,7 +108,7 @@ std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
   return out;
 }
 
-std::string where_text(const Job& job, const std::string& what) {
+std::string where_text(const TrainConfig& job, const std::string& what) {
   const Plan& p = job.plan;
   const char* function = p.tp > 1                    ? "squares_of_own with `tp`"
                          : p.zero == ZeroStage::none ? "squares_of_own without `tp`"
@@ -117,7 +117,7 @@ std::string where_text(const Job& job, const std::string& what) {
                      job.model.lora.rank > 0 ? ", adapters of a frozen model" : "", what);
 }
 
-void check_ones(Grading& grading, const Job& job) {
+void check_ones(Grading& grading, const TrainConfig& job) {
   const auto ranks = grading.ask(static_cast<int>(job.plan.ranks()), [&] { return count_ones(job); });
   if (!grading.compares()) return;
   const std::vector<double> all = count_ones(one_rank(job))[0].here, zero(all.size(), 0.0);
@@ -171,7 +171,7 @@ void check_ones(Grading& grading, const Job& job) {
   }
 }
 
-void check_step(Grading& grading, const Job& job, double tolerance) {
+void check_step(Grading& grading, const TrainConfig& job, double tolerance) {
   const auto norm = [](Trainer& t) {
     std::vector<double> out{t.compute_gradients().grad_norm};
     for (const double sum : unit_sums(t.strategy(), &t.mesh()["tp"])) out.push_back(sum);
@@ -198,7 +198,7 @@ void check_frozen(Grading& grading) {
   });
 }
 
-Job with_adapters(Job job) {
+TrainConfig with_adapters(TrainConfig job) {
   job.model.lora = {.rank = 2, .alpha = 4, .targets = {"c_attn", "attn.c_proj"}};
   return job;
 }
@@ -214,7 +214,7 @@ PassedChecks grade_clipping(Grading& grading) {
   for (const Plan& plan : {Plan{.tp = 2}, Plan{.tp = 3}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::two}})
     plans.push_back(plan);
   for (const Plan& plan : plans) {
-    const Job job = small_job(plan, grading.seed());
+    const TrainConfig job = small_job(plan, grading.seed());
     check_ones(grading, job);
     check_step(grading, job, plan.tp > 1 ? 1e-5 : 0);
     if (plan.dp < 3) check_ones(grading, with_adapters(job));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "models/families.h"
 #include "nn/quantize/packed.h"
 
 namespace tessera {

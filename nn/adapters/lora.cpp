@@ -1,4 +1,4 @@
-// Low-rank matmuls in addition to a layer's own.
+// Low-rank matmuls, added to the output of an adapted layer.
 #include "nn/adapters/lora.h"
 
 #include <algorithm>

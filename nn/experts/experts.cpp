@@ -15,7 +15,8 @@ namespace tessera {
 
 namespace {
 
-MixtureOfExperts::Options checked(const MixtureOfExperts::Options& o) {
+MixtureOfExperts::Options checked(MixtureOfExperts::Options o) {
+  o.mlp.bias = false;
   const ExpertConfig& e = o.experts;
   if (e.count < 1) throw FieldError("experts", "expected at least 1, got " + std::to_string(e.count));
   if (e.per_token < 1 || e.per_token > e.count)
@@ -41,8 +42,8 @@ MixtureOfExperts::MixtureOfExperts(int64_t channels, const Options& o)
       here_(o.experts.count),
       load_{std::vector<int64_t>(static_cast<size_t>(o.experts.count))} {
   const auto make = [&](const std::string& name, int64_t hidden) -> Module& {
-    if (o.gated) return child<GatedMlp>(name, channels, hidden, o.down_deviation, o.recompute);
-    return child<Mlp>(name, channels, hidden, Mlp::Options{o.down_deviation, o.recompute, false, o.gelu});
+    if (o.mlp.activation.gated) return child<GatedMlp>(name, channels, hidden, options_.mlp);
+    return child<Mlp>(name, channels, hidden, options_.mlp);
   };
   if (o.experts.shared > 0) shared_ = &make("shared", o.experts.shared * o.hidden);
   for (int64_t e = 0; e < o.experts.count; ++e) {
@@ -82,13 +83,12 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
                     "' has a custom matmul, a wrapper or an adapter, which grouped GEMMs do not support");
       weights->push_back(layer->weights().w);
     }
-  const bool recompute = recomputes_activation(options_.recompute);
   rows = grouped_linear(rows, in, counts);
-  rows = options_.gated ? swiglu(rows, recompute) : bias_gelu(std::move(rows), Var(), recompute, options_.gelu);
+  rows = activate(std::move(rows), options_.mlp.activation);
   return grouped_linear(rows, out, counts);
 }
 
-// One grouped GEMM, or expert by expert.
+// Runs the experts as one grouped GEMM, or one by one.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;

@@ -35,11 +35,8 @@ struct ExpertConfig {
 class MixtureOfExperts : public Module {
  public:
   struct Options {
-    int64_t hidden = 0;              // of an expert
-    bool gated = false;              // experts are GatedMlp, not Mlp
-    GeluForm gelu = GeluForm::tanh;  // of Mlp
-    double down_deviation = 0.02;
-    Recompute recompute = Recompute::none;
+    int64_t hidden = 0;   // of an expert
+    MlpOptions mlp = {};  // without biases; experts are GatedMlp if the activation is gated
     ExpertConfig experts = {};
   };
   MixtureOfExperts(int64_t channels, const Options& options);
@@ -90,7 +87,7 @@ class MixtureOfExperts : public Module {
   void set_choices(Replay replay) { replay_ = std::move(replay); }
   Linear& router() { return router_; }
   const Options& options() const { return options_; }
-  int64_t idle_elements() const;  // parameter elements of unselected experts per token
+  int64_t idle_elements() const;  // parameter elements of the experts that a token does not select
 
  private:
   Var run(const Var& rows, const std::vector<std::vector<int64_t>>& counts);

@@ -1,5 +1,5 @@
 // Scalars of a training step in GPU memory, read and written by its kernels: the host waits only at the end of a step,
-// and the operations queued for one step can be replayed for the next with other scalars.
+// and the operations queued for one step can be replayed for the next with different scalars.
 //
 //   set(...); fetch(); ... the passes, whose dropout reads step() ... close(contributions(...));
 //   the update reads update(); copy_back(); one wait; found()

@@ -1,6 +1,5 @@
 // Updates on a GPU: gradients, state and values are read and written once, in 16-byte accesses for fp32; and the
-// kernels between the GEMMs of Muon's iteration. Offloaded state or values in pinned host memory are transferred over
-// the bus.
+// kernels between the GEMMs of Muon's iteration.
 #include <algorithm>
 #include <cstdint>
 #include <string_view>

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/write_file.h"
+#include "nn/units.h"
 #include "optim/grad_norm.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"
@@ -112,7 +113,7 @@ void AsyncServer::make_shard() {
   shard_ = std::make_unique<AsyncShard>(options_.optimizer(shards_), std::move(o));
 }
 
-// One communicator per worker, used by the worker on its own rank and by the server's thread for this worker on others.
+// One communicator per worker: its rank uses it as the worker, all others in the server's thread for that worker.
 void AsyncServer::connect() {
   for (int w = 0; w < axis_.size(); ++w) {
     auto comm = axis_.split(0, rank_, axis_.axis());
@@ -148,7 +149,7 @@ void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   if (shard_) shard_->resume(order->servers[static_cast<size_t>(rank_)]);
 }
 
-// Restores the replay position and, from the log, which servers this worker has already pulled from for its next clock.
+// Restores the replay position and reads from the log which servers have answered this worker's next pull.
 void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());

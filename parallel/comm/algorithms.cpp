@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "parallel/comm/memory.h"
 
 namespace tessera {
@@ -135,6 +137,13 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
     default:
       return 0;
   }
+}
+
+std::string expected_algorithms(bool uniform) {
+  std::vector<std::string_view> names;
+  for (const AlgorithmRow& row : kAlgorithms)
+    if (uniform ? row.adds_uniformly() : row.order != AdditionOrder::library) names.push_back(row.name);
+  return alternatives(names);
 }
 
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "parallel/comm/transport.h"
 
 namespace tessera {
@@ -22,10 +24,11 @@ int64_t tree(Transport& t, const Call& call);
 int64_t root(Transport& t, const Call& call);
 
 // In rank order, around the ring starting after the chunk's owner, in pairs, or in the library's order.
-// verify/reference.cpp uses the same orders.
+// verify/reference.cpp implements the same orders independently.
 enum class AdditionOrder : uint8_t { ranks, around, pairs, library };
 
-// `ops` are the operations that the algorithm supports; all others use direct.
+// A new algorithm needs a function, an Algorithm, and its row; `ops` are the operations that it supports, and all
+// others use direct. Options, messages, tests and benchmarks follow from the row.
 struct AlgorithmRow {
   std::string_view name;
   AdditionOrder order;
@@ -33,24 +36,25 @@ struct AlgorithmRow {
   std::array<Op, 3> ops = {};
   constexpr bool has(Op op) const { return run && std::find(ops.begin(), ops.end(), op) != ops.end(); }
   constexpr bool lacks(Op op) const { return run && !has(op); }
+  // Whether the order is the same for all elements, wherever they are in the array.
+  constexpr bool adds_uniformly() const { return order != AdditionOrder::around && order != AdditionOrder::library; }
 };
-inline constexpr std::array<AlgorithmRow, 5> kAlgorithms = {{
+inline constexpr auto kAlgorithms = std::to_array<AlgorithmRow>({
     {"direct", AdditionOrder::ranks},
     {"ring", AdditionOrder::around, ring, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
     {"tree", AdditionOrder::pairs, tree, {Op::all_reduce, Op::reduce, Op::broadcast}},
     {"root", AdditionOrder::ranks, root, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
     {"native", AdditionOrder::library},
-}};
+});
 constexpr const AlgorithmRow& find_row(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
 constexpr std::string_view to_string(Algorithm algorithm) { return find_row(algorithm).name; }
-inline constexpr auto kAlgorithmNames = [] {
-  std::array<std::string_view, kAlgorithms.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kAlgorithms[i].name;
-  return names;
-}();
+inline constexpr auto kAlgorithmNames = row_names(kAlgorithms);
+
+// "direct, ring, tree or root": those of a documented order, which may have to be the same for all elements.
+std::string expected_algorithms(bool uniform = false);
 
 // Whether the library runs the collective. Uneven chunks use the library only if messages cannot reach the arrays.
-// Throws Error if the library is required but another summation order is requested.
+// Throws Error if the library is required but a different summation order is requested.
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call);
 // Runs one collective, with direct if the algorithm does not support it. Returns the bytes that this rank sent.
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);

@@ -35,8 +35,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axi
   transport_->set_axis(axis_);
 }
 
-// If a background communication is still running, an exception is unwinding: the other ranks must not wait for this
-// one.
+// If a background communication is still running, the stack is unwinding: the other ranks must not wait for this one.
 Communicator::~Communicator() {
   if (in_background_ == 0) return;
   transport_->fail("");

@@ -173,8 +173,8 @@ class Communicator : NotCopied {
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // Compares facts that must be equal although processes may have different options or programs. Collective. Throws Error
-// (usage), the same on every rank, that lists each differing fact with its value on rank 0 and on the first rank with
-// another value. Cost: one all_gather of 8 bytes if all agree, which is not counted.
+// (usage), the same on every rank, that lists each differing fact with its value on rank 0 and on the first rank that
+// differs. Cost: one all_gather of 8 bytes if all agree, which is not counted.
 void require_same(Communicator& world, const Facts& mine);
 
 std::string broadcast_text(Communicator& world, const std::string& text, int root);

@@ -74,7 +74,7 @@ void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport
 // not an Error becomes one.
 void run_process(const LaunchOptions& options, std::unique_ptr<Transport> transport, int local_world_size,
                  const std::function<void(Communicator& world)>& body);
-// If memory or threads were exhausted, includes what they were for.
+// The cause of a failure; if memory or threads were exhausted, also what required them.
 std::string failure_cause(const std::exception& failure);
 std::string text_of_thrown(const std::exception_ptr& thrown);
 

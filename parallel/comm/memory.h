@@ -32,7 +32,7 @@ class Memory {
   const Call& call_;
 };
 
-// On the device of the call's arrays.
+// Scratch memory on the device of the call's arrays.
 class Scratch {
  public:
   Scratch(const Call& call, int64_t bytes);

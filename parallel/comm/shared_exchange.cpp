@@ -1,4 +1,4 @@
-// /proc/PID/fd links to the other process's file, accessible to processes of the same user.
+// Maps files of peer processes through /proc/PID/fd, which requires the same user.
 #include "parallel/comm/shared_exchange.h"
 
 #include <fcntl.h>

@@ -33,7 +33,7 @@ struct Mailbox {
 
 // Between arrive and depart a rank accesses the memory of others, which must not be freed. So it sets `working` and
 // proceeds only if no rank has failed; a failing rank first records its failure and leaves only when no rank is
-// working. Sequential consistency guarantees that at least one of the two observes the other.
+// working. Sequential consistency guarantees that at least one of the two ranks observes the other's write.
 //
 // On GPUs the host barrier is followed by a barrier of the streams: each rank records an event when it arrives, works
 // after all ranks' events, records a second event, and continues after all second events.

@@ -1,4 +1,4 @@
-// Default implementations.
+// Default implementations of Transport.
 #include "parallel/comm/transport.h"
 
 #include <fmt/format.h>
@@ -93,8 +93,8 @@ std::function<void()> Transport::start_native(const Call& call) {
 }
 
 int64_t Transport::native(const Call& call) {
-  throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) +
-              "; expected direct, ring, tree or root");
+  throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) + "; expected " +
+              expected_algorithms());
 }
 
 std::string_view to_string(Op op) {

@@ -106,8 +106,8 @@ class Transport : NotCopied {
   std::shared_ptr<Flight> flight_;
 };
 
-// Reports a rank's wait for another rank of its group. `what` returns the waiting operation and the other rank's last
-// one.
+// Reports a rank's wait for another rank of its group. `what` returns the waiting operation and the awaited rank's last
+// operation.
 class PeerWait final : public WaitObserver {
  public:
   using What = std::function<std::pair<std::string, std::string>()>;

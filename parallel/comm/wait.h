@@ -41,7 +41,7 @@ class AwakeTimer {
 
 struct WaitOptions {
   double timeout_s = 300;
-  bool oversubscribed = false;                    // more threads than cores: spinning would delay the other rank
+  bool oversubscribed = false;                    // more threads than cores: spinning would delay the awaited rank
   const std::atomic<int>* failed_rank = nullptr;  // negative: none
   // Called during a wait, for work that other ranks may be waiting for; true: call again soon.
   std::function<bool()> progress = {};

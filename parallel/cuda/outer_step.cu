@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "optim/rules.h"
-#include "parallel/cuda/outer_step.h"
+#include "parallel/outer_step.h"
 #include "tensor/cuda/loops.cuh"
 
 namespace tessera::cuda {
@@ -24,7 +24,7 @@ __global__ void outer_step_kernel(int64_t n, OuterStep<W> step, const G* sums, W
   common[i] = own[i] = value;
 }
 
-// Calls f(G{}, W{}) with the dtypes of sums and of common values.
+// Calls f(G{}, W{}) with the dtypes of `sums` and `common`.
 template <class F>
 void with_both(const Tensor& sums, const Tensor& common, const F& f) {
   with_wide(common, [&](auto w) { with_floating(sums.dtype(), "diloco", [&](auto g) { f(g, w); }); });

@@ -4,8 +4,8 @@
 //   rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..
 //   rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..
 //
-// One rank works at a time, so the bubble fraction is (p - 1) / p for any number of micro-batches: the result of only
-// placing layers on several devices, and the baseline for the other schedules, with minimum memory.
+// One rank works at a time, so the bubble fraction is (p - 1) / p for any number of micro-batches: the baseline for the
+// other schedules, with minimum memory.
 #include <cstddef>
 
 #include "parallel/pipeline/schedules.h"

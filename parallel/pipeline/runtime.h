@@ -57,9 +57,9 @@ class PipelineRuntime {
 
  private:
   struct MicrobatchState {
-    Tensor input;       // received; until F
+    Tensor input;       // from its receipt until F
     Tensor output;      // from F until it is sent
-    Tensor gradient;    // of the output; received; until B or I
+    Tensor gradient;    // of the output, from its receipt until B or I
     Tensor input_grad;  // until it is sent
     Var leaf;
     Var root;          // the output's node; retains its value only in the last stage

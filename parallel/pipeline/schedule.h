@@ -3,8 +3,9 @@
 //   rank 0:  0F0 0F1 0F2         0B0     0B1     0B2        2F0 is the forward pass of stage 2 for micro-batch 0
 //   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
 //
-// Generators create schedules (schedules.h), passes rewrite them, find_fault() validates them (validate.h), simulate()
-// times them and draw() renders the result (simulate.h), and the runtime executes them (runtime.h).
+// Generators create schedules (schedules.h), transformation passes rewrite them, find_fault() validates them
+// (validate.h), simulate() times them and draw() renders the result (simulate.h), and the runtime executes them
+// (runtime.h).
 //
 // The schedule assigns the model's stages to ranks, the same number (chunks) to each. Each stage processes
 // micro-batches, and accumulates their gradients, in ascending order, so the summation order does not depend on the

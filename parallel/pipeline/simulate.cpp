@@ -33,7 +33,6 @@ void check_times(const Schedule& s, const Times& times) {
   for (const auto& [action, x] : times.actions) check(x);
 }
 
-// The time at which all dependencies of the action are satisfied.
 double ready_time(const Schedule& s, const Action& a, ActionTable& ends, const Times& times, bool messages) {
   double latest = 0;
   for (const Action& n : needs(s, a, messages)) {

@@ -49,8 +49,8 @@ struct Simulation {
 // Throws Error if the schedule deadlocks or the number of times does not match its stages.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
 
-// bubble_share() in closed form for equal F, I and W and free messages (Huang et al. 2019, Narayanan et al. 2021, Qi et
-// al. 2024). Empty if no formula is known.
+// bubble_share() in closed form for equal F, I and W and zero-cost messages (Huang et al. 2019, Narayanan et al. 2021,
+// Qi et al. 2024). Empty if no formula is known.
 std::optional<double> bubble_formula(const Schedule& schedule);
 
 // One row per rank. A column represents `unit` seconds (0: the shortest action), or more if the diagram would exceed
@@ -77,7 +77,7 @@ std::string draw_to_scale(const Simulation& simulation, double span = 0, int col
 // [rank][time]: measured actions, including messages, on one clock.
 using TimedLists = std::vector<std::vector<TimedAction>>;
 
-// Time 0 is the first pass. All time outside passes, including messages, is idle.
+// Time 0 is the start of the first pass. All time outside passes, including messages, is idle.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
 Action sent_as(const Action& received);

@@ -1,4 +1,4 @@
-// Passes, traversal and validation.
+// Transformation passes, traversal and validation.
 #include "parallel/pipeline/validate.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Schedule passes. They may be applied in any order, each once.
+// Transformation passes on schedules; they may be applied in any order, each once.
 //
 //   1f1b on rank 0 of 2:    0F0 0F1 0B0 0B1
 //   insert_messages         0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1

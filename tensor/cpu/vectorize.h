@@ -35,8 +35,8 @@ template <class F>
   f();
 }
 
-// The best instruction set for Tessera's kernels and oneDNN: TESSERA_MAX_CPU_ISA=avx2, avx512, avx512_bf16 or amx
-// (default: no limit). Throws Error for other values. Ignored on other architectures.
+// Upper bound on the instruction sets of Tessera's kernels and oneDNN: TESSERA_MAX_CPU_ISA=avx2, avx512, avx512_bf16 or
+// amx (default: no limit). Throws Error for other values. Ignored on other architectures.
 enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
 MaxIsa max_isa();
 InstructionSet instruction_set();
@@ -119,7 +119,7 @@ void parallel_for(int64_t n, int64_t grain, const F& f) {
   split(n, grain, [&](int64_t begin, int64_t end) { vectorized([&] { f(begin, end); }); });
 }
 
-// Elements that amortize waking a thread, at a few operations each.
+// Number of elements that amortizes waking a thread, at a few operations per element.
 inline constexpr int64_t kGrain = 8192;
 
 }  // namespace tessera::cpu

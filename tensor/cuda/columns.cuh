@@ -64,8 +64,8 @@ struct SumsTo {
   bool adds[2] = {};
 };
 
-// Sums `count` rows of each array: runs of 32 rows in order, then their sums. A block has 32 columns of one array and
-// one warp per run, at most kMaxRuns at a time.
+// Sums `count` rows of each array: runs of 32 rows in order, then their sums. A block processes 32 columns of one
+// array, with one warp per run and at most kMaxRuns runs at a time.
 template <class A, class U>
 __global__ __launch_bounds__(32 * kMaxRuns) void add_partials_kernel(const A* arrays, int64_t count, int c,
                                                                      const __grid_constant__ SumsTo<U> out) {
@@ -136,7 +136,6 @@ void add_partials(const char* op, const Tensor& out, const Tensor& partials) {
   add_partials<A>(op, std::span<Sum>(&one, 1), partials);
 }
 
-// Partial sums of the first pass.
 template <class A>
 Tensor make_partials(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
   return like.make({arrays, blocks_for(rows, rows_per_run(rows)), c}, kDTypeOf<A>, Category::workspace);

@@ -42,7 +42,7 @@ class IndexChecks {
   // Throws Error for the first recorded error and clears all. No queued work may be running.
   void report();
   void clear();
-  // kNone or recorded errors.
+  // Per slot: kNone or the recorded error.
   std::span<const unsigned long long> complaints();
 
   static constexpr unsigned long long kNone = ~0ull;

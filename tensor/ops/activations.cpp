@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 
@@ -27,7 +28,7 @@ void add_bias(const T* x, const T* b, T* h, int64_t c) {
 }
 
 template <class Op>
-void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) {
+void bias_activation_on_cpu(const Activated& out, const Tensor& x, const Tensor* bias) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   with_floating(x.dtype(), "bias_gelu", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -48,7 +49,7 @@ void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) 
 }
 
 template <class Op>
-void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
+void bias_activation_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
   const Tensor total = h.make({chunks, c}, accum_dtype(h.dtype()));
@@ -85,33 +86,39 @@ void check_bias(const Tensor& bias, const Tensor& x) {
 
 }  // namespace
 
-BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any, GeluForm form) {
+Activated bias_activation(Tensor&& x_any, const Tensor& bias_any, Activation kind) {
   check_bias(bias_any, x_any);
   const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
   x_any = Tensor();
-  BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
+  Activated out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
   const Tensor* const added = bias.defined() ? &bias : nullptr;
   on_device(
-      x.device(), [&] { with_gelu(form, [&](auto op) { bias_gelu_on_cpu<decltype(op)>(out, x, added); }); },
-      [&] { cuda::bias_gelu(out, x, added, form); });
+      x.device(), [&] { with_activation(kind, [&](auto op) { bias_activation_on_cpu<decltype(op)>(out, x, added); }); },
+      [&] { cuda::bias_activation(out, x, added, kind); });
   return out;
 }
 
-Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias, GeluForm form) {
+Tensor activation(const Tensor& h, Activation kind) {
+  return with_activation(kind, [&](auto op) { return unary<decltype(op)>(h); });
+}
+
+Tensor bias_activation_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias, Activation kind) {
   if (!(dy_any.shape() == h_any.shape()) || dy_any.dtype() != h_any.dtype())
     throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
   const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
   dy_any = Tensor();
   Tensor dh = dy.unique() ? dy : h.make(h.shape());
   on_device(
-      h.device(), [&] { with_gelu(form, [&](auto op) { bias_gelu_backward_on_cpu<decltype(op)>(dh, dy, h, dbias); }); },
-      [&] { cuda::bias_gelu_backward(dh, dy, h, dbias, form); });
+      h.device(),
+      [&] { with_activation(kind, [&](auto op) { bias_activation_backward_on_cpu<decltype(op)>(dh, dy, h, dbias); }); },
+      [&] { cuda::bias_activation_backward(dh, dy, h, dbias, kind); });
   return dh;
 }
 
 namespace {
 
-void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
+template <class Op>
+void gated_on_cpu(const Tensor& y, const Tensor& x) {
   const int64_t f = y.dim(-1), n = f == 0 ? 0 : y.numel() / f;
   with_floating(x.dtype(), "swiglu", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -121,12 +128,13 @@ void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
       const T *const gate = in + 2 * i * f, *const up = gate + f;
       T* const to = out + i * f;
 #pragma GCC ivdep
-      for (int64_t j = 0; j < f; ++j) to[j] = T(Silu::f(static_cast<A>(gate[j])) * static_cast<A>(up[j]));
+      for (int64_t j = 0; j < f; ++j) to[j] = T(Op::f(static_cast<A>(gate[j])) * static_cast<A>(up[j]));
     });
   });
 }
 
-void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x) {
+template <class Op>
+void gated_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x) {
   const int64_t f = dy.dim(-1), n = f == 0 ? 0 : dy.numel() / f;
   with_floating(x.dtype(), "swiglu_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -138,9 +146,9 @@ void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x)
       // Two loops, so that both vectorize, as above.
 #pragma GCC ivdep
       for (int64_t j = 0; j < f; ++j)
-        dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Silu::df(static_cast<A>(gate[j])));
+        dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Op::df(static_cast<A>(gate[j])));
 #pragma GCC ivdep
-      for (int64_t j = 0; j < f; ++j) dup[j] = T(static_cast<A>(g[j]) * Silu::f(static_cast<A>(gate[j])));
+      for (int64_t j = 0; j < f; ++j) dup[j] = T(static_cast<A>(g[j]) * Op::f(static_cast<A>(gate[j])));
     });
   });
 }
@@ -152,28 +160,30 @@ Shape halved(Shape shape) {
 
 }  // namespace
 
-Tensor swiglu(const Tensor& x_any) {
+Tensor gated_activation(const Tensor& x_any, Activation kind) {
   if (x_any.ndim() < 1 || x_any.dim(-1) % 2 != 0)
     throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates followed by values");
   const Tensor x = x_any.contiguous();
   Tensor y = x.make(halved(x.shape()));
   on_device(
-      x.device(), [&] { swiglu_on_cpu(y, x); }, [&] { cuda::swiglu(y, x); });
+      x.device(), [&] { with_activation(kind, [&](auto op) { gated_on_cpu<decltype(op)>(y, x); }); },
+      [&] { cuda::gated_activation(y, x, kind); });
   return y;
 }
 
-Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
+Tensor gated_activation_backward(const Tensor& dy_any, const Tensor& x_any, Activation kind) {
   if (x_any.ndim() < 1 || !(dy_any.shape() == halved(x_any.shape())) || dy_any.dtype() != x_any.dtype())
     throw Error("[swiglu_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
   const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
   Tensor dx = x.make(x.shape());
   on_device(
-      x.device(), [&] { swiglu_backward_on_cpu(dx, dy, x); }, [&] { cuda::swiglu_backward(dx, dy, x); });
+      x.device(), [&] { with_activation(kind, [&](auto op) { gated_backward_on_cpu<decltype(op)>(dx, dy, x); }); },
+      [&] { cuda::gated_activation_backward(dx, dy, x, kind); });
   return dx;
 }
 
-BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
-  BiasGelu made;
+Activated linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
+  Activated made;
   on_device(
       x.device(), [] {},
       [&] {
@@ -185,9 +195,9 @@ BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWe
         const Tensor rows = x.contiguous().flat_rows(), bias = b.defined() ? b.contiguous() : b;
         if (cuda::matmul_gelu(made.y.flat_rows(), h, rows, w.contiguous().transpose(0, 1), bias)) return;
         linear_into(h, rows, w, Tensor());
-        cuda::bias_gelu(made, made.h, bias.defined() ? &bias : nullptr, GeluForm::tanh);
+        cuda::bias_activation(made, made.h, bias.defined() ? &bias : nullptr, Activation::gelu);
       });
-  return made.y.defined() ? made : bias_gelu(linear(x, w, Tensor(), packs), b);
+  return made.y.defined() ? made : bias_activation(linear(x, w, Tensor(), packs), b);
 }
 
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h_any, Tensor* dbias,
@@ -207,9 +217,9 @@ Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h
         }
         linear_input_grad_into(to, rows, w);
         to = Tensor();
-        dh = bias_gelu_backward(std::move(dh), h, dbias);
+        dh = bias_activation_backward(std::move(dh), h, dbias);
       });
-  return dh.defined() ? dh : bias_gelu_backward(linear_input_grad(dy, w, packs), h, dbias);
+  return dh.defined() ? dh : bias_activation_backward(linear_input_grad(dy, w, packs), h, dbias);
 }
 
 Tensor linear_weight_grad_and_sums(Tensor& dw, const Tensor& dy, const Tensor& x) {

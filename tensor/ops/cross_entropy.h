@@ -1,4 +1,4 @@
-// Vocabulary shards.
+// Cross-entropy over a vocabulary, which may be sharded.
 #pragma once
 #include <algorithm>
 #include <cstdint>

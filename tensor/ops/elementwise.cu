@@ -44,7 +44,7 @@ void run(const AddScaled& kernel, const Tensor& to, const Tensor& x, const Tenso
   });
 }
 
-// Taking the addresses keeps the instantiations in the library.
+// As in elementwise.cpp.
 template <class... Ops>
 auto instantiate_unary(OpList<Ops...>) {
   return std::tuple(&run<Value<Ops>, Tensor>..., &run<Slope<Ops>, Tensor, Tensor>...);

@@ -19,7 +19,7 @@ template <class Op>
 Tensor binary_backward(const Tensor& dy, const Tensor& a, const Tensor& b, int operand);
 
 Tensor scale(const Tensor& x, double factor);
-// x += factor * y, in place; y is broadcast and may have another floating dtype.
+// x += factor * y, in place; y is broadcast and may have a different floating dtype.
 void add_(Tensor& x, const Tensor& y, double factor = 1);
 void scale_(Tensor& x, double factor);
 

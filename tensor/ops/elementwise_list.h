@@ -112,10 +112,14 @@ struct GeluErf {
 };
 using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu, GeluErf>;
 
-enum class GeluForm : uint8_t { tanh, erf };
+// Activations of feed-forward layers (tensor/ops/activations.h). A new one needs an op above, and an entry in this enum
+// and in with_activation(). Its names in models and files are defined where these select it.
+enum class Activation : uint8_t { gelu, gelu_erf, silu };
 template <class F>
-auto with_gelu(GeluForm form, const F& f) {
-  return form == GeluForm::tanh ? f(Gelu()) : f(GeluErf());
+auto with_activation(Activation kind, const F& f) {
+  if (kind == Activation::gelu_erf) return f(GeluErf());
+  if (kind == Activation::silu) return f(Silu());
+  return f(Gelu());
 }
 
 // da and db are the partial derivatives of f.

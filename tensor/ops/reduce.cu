@@ -1,5 +1,4 @@
-// Training steps use only sum_rows(), for bias gradients; the other sums use the CPU's order and are bitwise identical
-// to it.
+// Training steps use only sum_rows(); the other sums are bitwise identical to the CPU.
 #include <algorithm>
 #include <cstdint>
 

@@ -164,7 +164,8 @@ bool within(const std::string& a, const std::string& b, double absolute, double 
   return std::abs(x - y) <= absolute + relative * std::max(std::abs(x), std::abs(y));
 }
 
-// Compares output line by line, with tolerances for peaks and bounds by table column, and for times in reports.
+// Compares output line by line, with tolerances for peaks and bounds (selected by table column) and for times in
+// reports.
 class Difference {
  public:
   explicit Difference(bool report = false) : report_(report) {}
@@ -180,8 +181,8 @@ class Difference {
 
  private:
   static bool is_diagram(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
-  // Text timelines are equal if their widths are equal; exactly, if nothing in them was measured. Computation is always
-  // visible, communication (in the line without a name) may be too short.
+  // Text timelines match if their widths are equal; timelines without measured values must be identical. Computation is
+  // always visible, communication (in the line without a name) may be too short.
   bool same_diagram(const std::string& e, const std::string& f) const {
     if (planned_) return e == f;
     const size_t bar = e.find('|');

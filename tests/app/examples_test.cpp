@@ -53,7 +53,7 @@ TEST(Examples, Eager1f1bTrainsLikeOneRank) {
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-examples-");
   const fs::path file = folder.path() / "eager.txt";
   std::ofstream(file) << to_text(eager_1f1b(3, 6));
-  TrainOptions o = verify_defaults();
+  TypedOptions o = verify_defaults();
   for (const auto& [name, value] : {std::pair{"layers", 3},
                                     {"heads", 2},
                                     {"channels", 16},

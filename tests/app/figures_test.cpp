@@ -80,16 +80,13 @@ struct Said {
 // Eight steps of 48 tokens; the last three have 1,000, 3,000 and 2,000 tokens/s.
 Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>& peaks) {
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
-  TrainOptions options;
-  options.format = format;
-  options.quiet = options.run.no_save = true;
-  options["steps"] = 8;
+  const TrainCommand command{.config = {.optim = {.steps = 8}, .plan = plan, .run = {.no_save = true}},
+                             .options = {.format = format, .quiet = true}};
   testing::internal::CaptureStdout();
   {
-    options.plan = plan;
     const Dataset none;
     const RunDirectory directory(folder.path());
-    TrainOutput output({options, none, directory});
+    TrainOutput output({command, none, directory});
     Metrics metrics(folder.path(), 0);
     const std::array<double, 8> rates = {1, 2, 3, 4, 5, 1000, 3000, 2000};
     for (int64_t i = 0; i < 8; ++i) {
@@ -133,7 +130,7 @@ TEST(RunMetrics, JsonRecordsContainEveryMetric) {
       "val_bits_per_byte": 3.0625, "tokens_per_s": 2000.0, "flops_per_token": 3e6, "peak_flops": 1e10, "mfu": 0.6,
       "peak_bytes": [5400000], "sent_bytes": {"dp": {"all_reduce": 120, "broadcast": 8}},
       "straggler": {"rank": 2, "share": 0.246}, "predicted": {"step_s": 0.02, "measured_step_s": 0.024}})");
-  // mfu: 2,000 tokens/s of 3 MFLOP, of 10 GFLOP/s
+  // mfu: 2,000 tokens/s x 3 MFLOP per token / 10 GFLOP/s
   for (const auto& [key, value] : expected.items()) EXPECT_EQ(summary[key], value) << key;
   EXPECT_EQ(parse_records(said.out), said.records);
 }
@@ -256,9 +253,9 @@ TEST_F(RunMetricsTest, ThroughputTimesAndFlopsAreConsistent) {
 
 // Measured by the test's own clock, which includes the start of the program.
 TEST_F(RunMetricsTest, StepTimesMatchExternalClock) {
-  const Job job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
-                .optim = {.batch = 4},
-                .plan = {.threads_per_rank = 1}};
+  const TrainConfig job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
+                        .optim = {.batch = 4},
+                        .plan = {.threads_per_rank = 1}};
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, synthetic_sequences(64, 64, 4, 1), world);
     double reported = 0, observed = 0;

@@ -31,7 +31,7 @@ constexpr uint64_t kSteps = 16 * kKills;  // more than are completed between kil
 
 class KillTest : public ProgramTest {
  protected:
-  // Steps 1, 2, 3 and so on, each exactly once, up to at least `least`.
+  // Steps 1, 2, 3 and so on, each exactly once, up to at least `min_steps`.
   void expect_steps_in_order(int64_t min_steps) const {
     int64_t last = 0;
     for (const Json& record : records("run"))
@@ -171,7 +171,7 @@ TEST_F(KillTest, RunKilledBeforeFirstCheckpointStartsAgain) {
 // runs; TESSERA_SOAK_SEED selects others.
 
 constexpr int64_t kSoakSteps = 60;
-constexpr double kTimeout = 120;  // seconds, for a run of about one; the machine may be busy
+constexpr double kTimeout = 120;  // seconds; a run takes about one, but the machine may be busy
 
 class SoakTest : public ProgramTest {
  protected:

@@ -528,7 +528,7 @@ TEST_F(FineTuningTest, CheckpointsMatchOneRankUnderEveryPlan) {
   }
 }
 
-// If reductions have another order, losses are equal up to rounding.
+// If the reduction order differs, losses are equal up to rounding.
 TEST_F(FineTuningTest, LossesMatchOneRank) {
   const auto last_loss = [&](const std::string& plan) {
     return anew(small_ + "--pack --format json --out run " + plan).last_record().at("loss").get<double>();

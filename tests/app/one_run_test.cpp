@@ -78,7 +78,7 @@ TEST_F(RunDirectoryTest, DoesNotModifyReplacementDirectory) {
   EXPECT_EQ(read_file(path("run/lock")), "of another");
 }
 
-// The same ids with another alphabet; and the same training text with another ending.
+// The same token ids with a different alphabet; and the same training text with a different ending.
 TEST_F(RunDirectoryTest, RejectsDifferentTextWithSameTokenIds) {
   train("--steps 4 --out run");
   const std::string text = read_file(path("text.txt")),
@@ -310,7 +310,7 @@ TEST_F(SignalsTest, SignalsStopValidationAndSaveCompletedSteps) {
   }
 }
 
-// A run that was stopped before its validation makes it up.
+// A run that was stopped before a validation performs it when it is resumed.
 TEST_F(SignalsTest, ResumedRunRepeatsInterruptedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
   const std::string all_records = read_file(path("run/metrics.jsonl"));

@@ -56,8 +56,8 @@ class ConfigTest : public testing::Test {
     std::ofstream(path) << text;
     return path;
   }
-  TrainOptions read(const std::string& text) const {
-    TrainOptions o;
+  TypedOptions read(const std::string& text) const {
+    TypedOptions o;
     apply_config_file(o, file(text));
     return o;
   }
@@ -75,9 +75,10 @@ TEST(InitialModel, RandomizesOnlyNewAdapters) {
 }
 
 TEST(CommandLine, ParsesOptionValues) {
-  const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
-  EXPECT_EQ(std::tuple(o.model.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.run.out,
-                       o.optim.seed),
+  const TrainCommand parsed_one = parsed_command("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
+  const TrainConfig& o = parsed_one.config;
+  EXPECT_EQ(std::tuple(o.model.layers, parsed_one.set.contains("heads"), o.optim.lr, value_name(o.optim.dtype),
+                       parsed_one.options.quiet, o.run.out, o.optim.seed),
             std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr implies a smaller --min-lr
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
@@ -89,9 +90,9 @@ TEST(CommandLine, ParsesOptionValues) {
 
 TEST(CommandLine, HelpListsEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
-  TrainOptions defaults;
+  TypedOptions defaults;
   for (const Setting& s : field_descriptors(defaults))
-    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.field.help)).substr(0, 20)});
+    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.help)).substr(0, 20)});
   expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
   const std::string all = std::get<Print>(parsed("--help")).text;
   expect_has(all, {"train", "generate", "data", "report", "TESSERA_CACHE", "TMPDIR"});
@@ -162,9 +163,8 @@ TEST(CommandLine, FalseFlagsHaveNoEffect) {
 
 TEST(CommandLine, RejectsModelsLargerThanRam) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
-    expect_has(error_message([&] { check_minimum_memory(resolve(parsed_train(words))); }),
-               "this machine has available");
-  EXPECT_NO_THROW(check_minimum_memory(resolve(parsed_train(""))));
+    expect_has(error_message([&] { check_minimum_memory(parsed_train(words)); }), "this machine has available");
+  EXPECT_NO_THROW(check_minimum_memory(parsed_train("")));
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
@@ -185,7 +185,7 @@ TEST(CommandLine, DescribeListsEveryOption) {
                          default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
     ++given;
   }
-  EXPECT_EQ(config_values(parsed_train(words)), config_values(parsed_train("--model gpt-nano")));
+  EXPECT_EQ(written_values(words), written_values("--model gpt-nano"));
   EXPECT_GT(given, 39U);
   EXPECT_EQ(options.at("sync-every"),
             Json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
@@ -222,19 +222,17 @@ TEST(CommandLine, DefaultsMatchReferenceList) {
   EXPECT_EQ(gone, Messages()) << "removed or changed";
   // Bracketed defaults are the values of a job.
   for (const auto& [rule, momentum] : {std::pair{"sgd", 0.9}, {"muon", 0.95}})
-    EXPECT_EQ(resolve(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
-  const ModelConfig m = resolve(parsed_train("--model moe-nano")).model;
+    EXPECT_EQ(parsed_train(std::string("--optimizer ") + rule).optim.momentum, momentum) << rule;
+  const ModelConfig m = parsed_train("--model moe-nano").model;
   EXPECT_EQ(std::tuple(m.experts.balance_loss, m.experts.z_loss, m.experts.capacity, m.experts.per_token,
                        m.experts.shared, m.window, m.norm_eps, m.rotary.theta, m.rotary.factor,
                        m.rotary.low_freq_factor, m.rotary.high_freq_factor, m.rotary.original_context),
             std::tuple(0.01, 0.001, 0, 2, 0, 0, 1e-5, 10000, 1, 1, 4, 8192));
-  EXPECT_EQ(
-      resolve(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2")).model.rotary.high_freq_factor,
-      32);
+  EXPECT_EQ(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2").model.rotary.high_freq_factor, 32);
 }
 
 TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
-  const auto schedule = [](const std::string& words) { return lr_schedule(resolve(parsed_train(words)).optim); };
+  const auto schedule = [](const std::string& words) { return lr_schedule(parsed_train(words).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
                                                      {"--steps 49 --warmup 1%", 0},
@@ -258,7 +256,7 @@ TEST(CommandLine, BenchPassesFlagsToGoogleBenchmark) {
 
 TEST(CommandLine, PresetsSetModelSizes) {
   const auto sizes = [](const std::string& words) {
-    const ModelConfig s = resolve(parsed_train(words)).model;
+    const ModelConfig s = parsed_train(words).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes(""), (std::array<int64_t, 4>{4, 4, 128, 64}));
@@ -268,7 +266,7 @@ TEST(CommandLine, PresetsSetModelSizes) {
 
 TEST_F(ConfigTest, OptionsOverrideConfigurationFile) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
-  const TrainOptions o = parsed_train("--layers 3 --config " + path);
+  const TrainConfig o = parsed_train("--layers 3 --config " + path);
   EXPECT_EQ(std::tuple(o.model.layers, o.optim.lr, o.data.source), std::tuple(3, 1, "x.txt"));
 }
 
@@ -284,14 +282,14 @@ TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
 }
 
 TEST_F(ConfigTest, RoundTripsThroughToml) {
-  TrainOptions o;
+  TypedOptions o;
   o["layers"] = 7;
   o["lr"] = 0.1 + 0.2;
   o.data.source = "a \"quoted\" \\ name\twith\ncontrols\x7f and ü";
   o.data.tokenizer = "bytes";
   o["weight_decay"] = 3;
   o["recompute"] = "gelu+norm";
-  const TrainOptions back = read(to_toml(o));
+  const TypedOptions back = read(to_toml(o));
   EXPECT_EQ(config_values(back), config_values(o));
   EXPECT_EQ(back.optim.lr, o.optim.lr);
   EXPECT_EQ(back.data.source, o.data.source);
@@ -306,7 +304,7 @@ TEST_F(ConfigTest, ParsesEveryTomlStringForm) {
 }
 
 TEST_F(ConfigTest, ParsesWhitespaceCommentsAndByteOrderMark) {
-  const TrainOptions o =
+  const TypedOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
   EXPECT_EQ(std::tuple(o.model.layers, o.optim.lr, o.run.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
@@ -364,8 +362,8 @@ TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
 
 // A run whose attention cuDNN supports, with these changes.
 using Values = std::vector<std::pair<const char*, const char*>>;
-Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
-  TrainOptions o;
+TrainConfig on_gpu(const Values& others = {}, int64_t ranks = 1) {
+  TypedOptions o;
   o["device"] = "cuda", o["dtype"] = "bf16", o["channels"] = 256, o.ranks = ranks;
   for (const auto& [name, value] : others) o[name] = value;
   return resolve(o);
@@ -390,11 +388,11 @@ TEST(AttentionChoice, SelectsCudnnOnGpuIfBuiltWithCudnn) {
   EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
   EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
-  TrainOptions proof = verify_defaults();  // bitwise comparisons require kernels that guarantee it
+  TypedOptions proof = verify_defaults();  // bitwise comparisons require kernels that guarantee it
   proof["device"] = "cuda";
   EXPECT_FALSE(asks_cudnn(resolve(proof).plan));
   EXPECT_TRUE(proof.plan.deterministic);
-  EXPECT_FALSE(TrainOptions().plan.deterministic);
+  EXPECT_FALSE(TypedOptions().plan.deterministic);
 }
 
 TEST(AttentionChoice, RunPrintsSelectedKernelsAndReason) {
@@ -408,8 +406,9 @@ TEST(AttentionChoice, RunPrintsSelectedKernelsAndReason) {
 }
 
 TEST(AttentionChoice, ConfigurationStoresKernelChoice) {
-  TrainOptions read;
-  apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
+  TypedOptions read;
+  const TrainCommand command = parsed_command("--attention own --deterministic");
+  apply_config(read, to_toml(command.config, &command.set), "c.toml");
   EXPECT_EQ(value_name(read.plan.attention), "own");
   EXPECT_TRUE(read.plan.deterministic);
 }
@@ -418,7 +417,7 @@ using AttentionChoiceGpu = test::OnGpu;
 
 TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
-  const auto expect = [](const Job& job, const std::string& begins, const std::string& ends = "") {
+  const auto expect = [](const TrainConfig& job, const std::string& begins, const std::string& ends = "") {
     const std::string description = describe_attention(job);
     EXPECT_TRUE(description.starts_with("attention: " + begins) && description.ends_with(ends)) << description;
   };
@@ -462,7 +461,7 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
         "--min-lr: expected at most --lr (0.003), got 9"})
     EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
   EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
-  const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
+  const TrainConfig wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
     check(wrong);
     ADD_FAILURE() << "is accepted";
@@ -547,21 +546,21 @@ TEST(CommandLine, HelpCommandMatchesHelpOption) {
 }
 
 TEST(DefaultJob, MatchesItsCommandLine) {
-  const TrainOptions job = parsed_train("");
+  const TrainConfig job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
-  EXPECT_EQ(config_values(parsed_train(default_job_args(job))), config_values(job)) << default_job_args(job);
+  EXPECT_EQ(written_values(default_job_args(job)), written_values("")) << default_job_args(job);
 }
 
 TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
-  const TrainOptions cube = parsed_train("--pp 2 --steps 9 --lr 0.001");
+  const TrainConfig cube = parsed_train("--pp 2 --steps 9 --lr 0.001");
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.preset, default_job().preset);
   EXPECT_EQ(cube.optim.lr, 0.001);
   EXPECT_NE(default_job_args(cube).find("--lr 0.001"), std::string::npos);
   for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
-    const TrainOptions o = parsed_train(words);
+    const TrainConfig o = parsed_train(words);
     EXPECT_FALSE(is_default_job(o)) << words;
-    EXPECT_EQ(o.optim.lr, TrainOptions().optim.lr) << words;
+    EXPECT_EQ(o.optim.lr, TypedOptions().optim.lr) << words;
     EXPECT_EQ(o.preset, "gpt-nano") << words;
   }
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "app/commands.h"
+#include "app/command_line.h"
 #include "tests/support/errors.h"
 
 namespace tessera::test {
@@ -24,6 +24,12 @@ inline Command parsed(const std::string& line) {
   for (const std::string& word : words) argv.push_back(word.c_str());
   return parse_command_line(static_cast<int>(argv.size()), argv.data());
 }
-inline TrainOptions parsed_train(const std::string& line) { return std::get<TrainOptions>(parsed("train " + line)); }
+inline TrainCommand parsed_command(const std::string& line) { return std::get<TrainCommand>(parsed("train " + line)); }
+inline TrainConfig parsed_train(const std::string& line) { return parsed_command(line).config; }
+// The keys and values of config.toml.
+inline Args written_values(const std::string& line) {
+  const TrainCommand command = parsed_command(line);
+  return config_values(command.config, &command.set);
+}
 
 }  // namespace tessera::test

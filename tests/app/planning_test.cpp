@@ -11,6 +11,7 @@
 
 #include "app/plan/plan.h"
 #include "models/decoder.h"
+#include "models/stages.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
@@ -95,7 +96,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
        {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",
         "--model llama3-70b --context 4096 --hardware a100-80 --software megatron --ranks 64 --batch 128",
         "--model gpt2-xl --vocab 50304 --hardware a100-40 --software megatron --ranks 4 --batch 64 --pp 2",
-        "--model gpt2 --untied --hardware v100 --software megatron --ranks 2 --batch 8 --cp 2",
+        "--model gpt2 --untied --hardware a100-40 --software megatron --ranks 2 --batch 8 --cp 2",
         "--model mixtral-8x7b --hardware h100 --software megatron --ranks 64 --batch 128",
         "--model llama3-8b --hardware h100 --software megatron --ranks 16 --batch 32 --pp 4 --schedule interleaved "
         "--tp 2 --sp --recompute block"}) {
@@ -112,7 +113,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
       line.resize(line.size() - place.size());
       if (line.find("--ranks") == std::string::npos) line += fmt::format(" --ranks {}", q.ranks);
       ASSERT_NO_THROW(test::parsed(line)) << line;
-      const auto run = std::get<TrainOptions>(test::parsed(line));
+      const TrainConfig run = std::get<TrainCommand>(test::parsed(line)).config;
       const Plan &found = run.plan, &p = c.layout.plan;
       EXPECT_EQ(
           std::tie(run.optim.batch, found.pp, found.tp, found.cp, found.ep, found.sp, found.zero, found.microbatches),
@@ -216,7 +217,7 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
 TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
-    const Plan p = resolve(test::parsed_train("--backend threads " + words)).plan;
+    const Plan p = test::parsed_train("--backend threads " + words).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
   const std::pair<std::string, Axes> table[] = {{"--tp 2", {1, 1, 1, 2}},

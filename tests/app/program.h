@@ -193,7 +193,7 @@ class ProgramTest : public testing::Test {
   }
   std::string files(const std::string& checkpoint) const { return weights(checkpoint) + optimizer(checkpoint); }
 
-  // The same without waiting for the end; standard output is discarded.
+  // Starts the program without waiting for its end; standard output is discarded.
   pid_t start(const std::string& arguments, const std::string& before = "") const {
     const pid_t child = fork();
     if (child != 0) return child;
@@ -219,7 +219,7 @@ class ProgramTest : public testing::Test {
     return error ? 0 : bytes;
   }
 
-  // The run in "run", which may be disturbed at any time.
+  // The following functions inspect the run in "run" at any time.
   fs::path checkpoints() const { return path("run/checkpoints"); }
   // Names of incomplete files and directories, as printed by the program.
   std::vector<std::string> partial_files() const {
@@ -263,7 +263,7 @@ class ProgramTest : public testing::Test {
     std::ofstream(checkpoint / name, std::ios::binary) << bytes;
     std::ofstream(checkpoint / "manifest.json") << with;
   }
-  // The same by name only; 0 if there is none.
+  // The step in the file `latest`, without validating checkpoints; 0 if there is none.
   int64_t newest_saved() const {
     const fs::path latest = checkpoints() / "latest";
     std::error_code error;

@@ -305,7 +305,7 @@ TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
   fails("generate adapters --chat", 2, "the model has none", "true |");
 }
 
-// A tokenizer whose template ends a turn with another token than its end of text, as is common for base models.
+// A tokenizer whose template ends a turn with a token other than its end-of-text token, as is common for base models.
 TEST_F(ChatTest, ExportedModelStopsAtTurnEndOfTemplate) {
   std::string jinja = kOwn;
   jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
@@ -322,7 +322,7 @@ TEST_F(ChatTest, ExportedModelStopsAtTurnEndOfTemplate) {
   EXPECT_EQ(ends("imported", "again"), Json(400));
 }
 
-// A run trained with another template than its tokenizer's uses and exports that template.
+// A run trained with a template other than its tokenizer's uses and exports the training template.
 TEST_F(ChatTest, ExportsTrainingTemplate) {
   make_tokenizer("{{ messages[-1].content }} is");
   tune("--tokenizer tok --template chatml");
@@ -334,7 +334,7 @@ TEST_F(ChatTest, ExportsTrainingTemplate) {
   expect_has(must("checkpoint export other --out again").err, "differs from the one used in training");
 }
 
-// The character tokenizer has no x either, which was once used to find the end of an answer.
+// The character tokenizer also lacks the letter x, which ask() uses as a placeholder for an answer.
 TEST_F(ChatTest, MultiTokenMarkerEndsTurn) {
   for (const std::string kind : {"bytes", "char"}) {
     tune("--tokenizer " + kind + " --template chatml --context 128");

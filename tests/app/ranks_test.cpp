@@ -142,7 +142,7 @@ TEST_F(Memory, CheckIncludesOracle) {
         "2 ranks on this host need", "ulimit -v 500000;");
 }
 
-// Four arenas under a limit, half of which the first one once took.
+// Four arenas under a limit; an early version reserved half of it for the first arena.
 TEST_F(Memory, RanksShareAddressSpaceLimit) {
   must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }

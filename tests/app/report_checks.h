@@ -148,10 +148,9 @@ inline void expect_actions(const Json& trace, const Json& report) {
 
 // The trace has the expected calls and bytes of three steps by axis and operation, and none that the run (including
 // validation) did not count.
-inline void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
+inline void expect_bytes(const Json& trace, const Json& report, TrainConfig job) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
-  Job job = resolve(options);
   job.model.vocab = report["model"]["vocab"];
   for (const Json& args : args_with(trace, "operation")) {
     auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];

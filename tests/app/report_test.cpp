@@ -37,7 +37,7 @@ class ReportTest : public ProgramTest {
   void train_with_trace(const std::string& more) const { anew("train " + kTiny + "--trace " + more + " --out run"); }
 };
 
-// Bytes: the text of the step, and the full run.
+// The page contains the bytes of the step, as in the text, and of the full run.
 void expect_figures(const std::string& html, const std::string& text, const Json& report) {
   for (const Json& s : report["sent"]) {
     const std::string axis = s["axis"], operation = s["operation"];

@@ -251,7 +251,7 @@ TEST_F(MpirunRestartsTest, RestartsAllRanksIfOneIsKilled) {
   expect_logged("has failed: its process ");
 }
 
-// Its ranks survive for a while, one of them stopped, and hold the run's lock.
+// The ranks of the killed mpirun survive for a while, one of them stopped, and hold the run's lock.
 TEST_F(MpirunRestartsTest, RestartsKilledMpirunAfterItsRanksExit) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# root.sh FOLDER: the headers and libraries of 64-bit Arm that a build by cmake/arm64.cmake needs, unpacked into FOLDER.
-# Debian's packages of packages.txt and what they need, without MPI, which is no part of that build: 25 MB to fetch.
+# root.sh FOLDER: downloads the 64-bit Arm headers and libraries for a build with cmake/arm64.cmake and unpacks them into
+# FOLDER: Debian's packages of packages.txt and their dependencies, except MPI, which that build does not use (25 MB).
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 root=$(realpath -m "${1:?root.sh FOLDER}")

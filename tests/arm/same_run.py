@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A program built for 64-bit Arm beside one built for this machine: the same plans verify, and training has the same losses.
+"""Compares a program built for 64-bit Arm with one built for this machine: plans verify, and losses are equal.
 
   tests/arm/same_run.py PROGRAM ARM_COMMAND...    as in: same_run.py build/release/bin/tessera qemu-aarch64-static ... tessera
 
-Ten plans must verify to the bit on Arm in float64, and their losses over 50 steps be equal to this machine's to the bit; in
-float32, where the libraries' products add in another order, within 1e-5; in bfloat16, which rounds them to 8 bits, within 1e-3.
-TESSERA_DRAW, when it is set, draws four of them.
+In float64, ten plans must verify on Arm, with the same guarantee as here, and their losses over 50 steps must be bitwise
+identical to this machine's; in float32, where the libraries' matmuls have a different summation order, within 1e-5; in
+bfloat16 within 1e-3. TESSERA_DRAW, if set, selects four of the cases.
 """
 import json
 import os
@@ -29,7 +29,7 @@ def losses(command, plan, dtype):
 def main():
     here, arm, wrong = sys.argv[1:2], sys.argv[2:], 0
     cases = [(p, "fp64") for p in PLANS] + [(p, d) for p in (PLANS[0], PLANS[5]) for d in ("fp32", "bf16")]
-    os.environ["GOMP_SPINCOUNT"] = "1000"  # an emulator cannot begin a program once more (app/main/main.cpp)
+    os.environ["GOMP_SPINCOUNT"] = "1000"  # an emulated program cannot execute itself again (app/main/main.cpp)
     if "TESSERA_DRAW" in os.environ:
         cases = random.Random(os.environ["TESSERA_DRAW"]).sample(cases, 4)
     for plan, dtype in cases:

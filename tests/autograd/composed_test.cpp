@@ -91,7 +91,7 @@ Composed packed(int64_t tokens, int64_t d, int64_t window, double p) {
   constexpr int64_t kQueries = 4, kKeys = 2, kHeads = kQueries + 2 * kKeys;
   const AttentionOptions o{.dropout = p, .random = Philox(3), .step = 9, .first_sequence = 5, .window = window};
   const auto plain = [=](const Vars& v) {
-    const auto mask = [&](int64_t head) {  // log of a probability's factor before the softmax, and its factor after
+    const auto mask = [&](int64_t head) {  // log of a factor before the softmax, and a factor after it
       const auto log_seen = [=](size_t at) {
         const int64_t i = static_cast<int64_t>(at) / tokens, j = static_cast<int64_t>(at) % tokens;
         return j <= i && (window == 0 || i - j < window) ? 0 : -1e9;
@@ -174,12 +174,13 @@ std::vector<Composed> composed_ops() {
       packed(193, 80, 70, 0),
       packed(130, 128, 0, 0.3),
       packed(130, 33, 100, 0.3)};
-  for (const GeluForm form : {GeluForm::tanh, GeluForm::erf})
-    all.push_back(
-        {"bias_gelu",
-         {wide, {8200}},
-         [form](const Vars& v) { return bias_gelu(scale(v[0], 1), v[1], false, form); },
-         [form](const Vars& v) { return with_gelu(form, [&](auto op) { return unary<decltype(op)>(v[0] + v[1]); }); }});
+  for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::silu})
+    all.push_back({"bias_gelu",
+                   {wide, {8200}},
+                   [kind](const Vars& v) { return activate(scale(v[0], 1), {.kind = kind}, v[1]); },
+                   [kind](const Vars& v) {
+                     return with_activation(kind, [&](auto op) { return unary<decltype(op)>(v[0] + v[1]); });
+                   }});
   return all;
 }
 

@@ -206,9 +206,9 @@ struct Network {
   Var block(const std::string& name, const Var& x) {
     const Var y = norm(x, weights.at(name + "gamma"), weights.at(name + "beta"), {}, false);
     const Var& w = weights.at(name + "w");
-    // The last matmul's output gradient is also that of x, which accumulates onto it while the weight's gradient is
-    // deferred.
-    const Var h = linear(bias_gelu(linear(y, w, Var()), weights.at(name + "bias"), false), w, Var());
+    // The output gradient of the last matmul is also a gradient of x, onto which others are accumulated while the
+    // weight's gradient is deferred.
+    const Var h = linear(activate(linear(y, w, Var()), {}, weights.at(name + "bias")), w, Var());
     const auto [sum, normed] = add_norm(x, h, weights.at("a.gamma"), weights.at("a.beta"), {}, false);
     return sum * weights.at("scale") + normed;
   }
@@ -383,8 +383,8 @@ TEST(Residual, MismatchedShapesOrDtypesAreAddedEagerly) {
   EXPECT_TRUE(same_bits(add_residual(x, row).value(), add(x, row).value()));
 }
 
-// A norm adds its gradient to the one accumulated for its input: the sum matches float64, with one rounding less than a
-// separate addition.
+// A norm adds its gradient to the one accumulated for its input: the sum matches float64, and one rounding is saved
+// compared with a separate addition.
 TEST(Residual, NormFusesResidualGradients) {
   const auto arena = make_arena();
   const auto gradient = [&](DType dtype, bool through_input) {
@@ -434,8 +434,8 @@ TEST_F(ResidualGpu, NormComputesBiasGradients) {
     }
 }
 
-// Deferred work computes the sums itself, like a stage whose gradient comes from elsewhere: in the same order, never by
-// a GEMM, whose result would differ.
+// Deferred work computes the sums itself, like a stage that receives the gradient from a different stage: in the same
+// order, never by a GEMM, whose result would differ.
 TEST_F(ResidualGpu, DeferredBiasGradientsDoNotUseGemm) {
   const auto gradients = [&](bool put_off) {
     const auto of = [&](const Shape& shape, const char* name) { return leaf(shape, DType::bfloat16, name, arena); };
@@ -453,11 +453,11 @@ TEST_F(ResidualGpu, DeferredBiasGradientsDoNotUseGemm) {
   const std::vector<Tensor> at_once = gradients(false);
   const int64_t fused = counted.fused - before;
   const std::vector<Tensor> later = gradients(true);
-  EXPECT_EQ(counted.fused - before, 2 * fused);  // the other layer's, after a reshape
+  EXPECT_EQ(counted.fused - before, 2 * fused);  // the sums of the layer before a reshape are always separate
   EXPECT_TRUE(same_bits(later, at_once));
 }
 
-// Row sums of one of several accumulated gradients are not those of the total.
+// If several gradients are accumulated, the row sums of one are not those of the total.
 TEST_F(ResidualGpu, IgnoresRowSumsOfPartialGradients) {
   const auto of = [&](const Shape& shape, const char* name) {
     return Var(drawn(shape, DType::float32, name).to(arena), true);

@@ -1,6 +1,6 @@
-// Ops beyond the op table. The head and its loss in row blocks: bitwise equal to full logits, precomputed gradients are
-// visible only in the backward pass, and memory is limited to one block. Mixture-of-experts ops: independence of rows,
-// router losses, errors.
+// Ops beyond the op table. The head and its loss in row blocks: bitwise identical to full logits, precomputed gradients
+// are visible only in the backward pass, and memory is limited to one block. Mixture-of-experts ops: independence of
+// rows, router losses, errors.
 
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ using namespace test;
 struct Sizes {
   int64_t rows, channels, vocab;
 };
-// Blocks have at least 32 rows: equal ones, a remainder of one or many rows, a single block.
+// Blocks have at least 32 rows: equal blocks, a remainder of one or many rows, a single block.
 const Sizes kSizes[] = {{96, 24, 70}, {65, 17, 33}, {127, 8, 301}, {20, 16, 50}};
 const DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float64};
 
@@ -85,7 +85,7 @@ TEST(Head, LossIsBitwiseEqualToFullLogits) {
     }
 }
 
-// Matmuls of one block: rows are bitwise equal to single ones; only sums over rows have another order.
+// One block: its rows are bitwise identical to a single matmul; only sums over rows have a different order.
 TEST(Head, AgreesWithSingleMatmul) {
   for (const Sizes& sizes : kSizes) {
     Head a(sizes, DType::float64, DType::float64), b(sizes, DType::float64, DType::float64);
@@ -163,7 +163,7 @@ TEST(Head, GradientsScaleWithSeed) {
     const auto minus_four = [](size_t) { return -4; };  // a power of two: no rounding
     backward(a.fused().mean, {.seed = made({}, DType::float64, a.arena, minus_four)});
     backward(b.fused(-1.2).mean);
-    for (size_t i = 0; i < 2; ++i) {  // zeros may have other signs
+    for (size_t i = 0; i < 2; ++i) {  // zeros may differ in sign
       EXPECT_EQ(a.gradients()[i].describe(), b.gradients()[i].describe());
       EXPECT_EQ(numbers(a.gradients()[i]), numbers(b.gradients()[i]));
     }
@@ -238,8 +238,8 @@ TEST(Head, InterleavedPassesMatchSequentialPasses) {
       }
 }
 
-// A tied weight: its other use contributes a gradient in the same pass, and another loss one between forward and
-// backward.
+// A tied weight: its second use contributes a gradient in the same pass, and a separate loss contributes one between
+// forward and backward.
 TEST(Head, SupportsTiedWeights) {
   Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
   const Tensor ids = made({kSizes[0].rows}, DType::int32, a.arena,
@@ -258,7 +258,7 @@ TEST(Head, SupportsTiedWeights) {
   }
 }
 
-// A weight without a buffer until its gradient arrives, and one that is the result of an op.
+// A weight without a buffer until its gradient arrives, and a weight that is the result of an op.
 TEST(Head, SupportsNonLeafWeights) {
   Head a(kSizes[0], DType::bfloat16, DType::float32), b(kSizes[0], DType::bfloat16, DType::float32);
   provide_grad(a.w,
@@ -320,7 +320,7 @@ TEST(Head, RowBlocksHaveEqualSizesIfPossible) {
     return b.block;
   };
   EXPECT_EQ(blocks(1024, 1000, DType::float32), 256);   // 262 would fit
-  EXPECT_EQ(blocks(1024, 1000, DType::bfloat16), 512);  // 524
+  EXPECT_EQ(blocks(1024, 1000, DType::bfloat16), 512);  // 524 would fit
   EXPECT_EQ(blocks(1000, 1000, DType::float32), 250);
   EXPECT_EQ(blocks(1020, 1000, DType::float32), 255);
   EXPECT_EQ(blocks(1009, 1000, DType::float32), 253);  // a prime
@@ -330,7 +330,6 @@ TEST(Head, RowBlocksHaveEqualSizesIfPossible) {
 
 // Mixture-of-experts ops beyond the op table: independence of rows, router losses, errors.
 
-// Independent of other rows and their number.
 TEST(ExpertOps, RowsAreBitwiseIndependentOfOtherRows) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {

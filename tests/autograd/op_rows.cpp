@@ -104,42 +104,45 @@ Problem draw_softmax(Random& random) {
 Problem draw_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
-  const auto form = random.choose<GeluForm>({GeluForm::tanh, GeluForm::erf});
-  return {{{s}, {Shape{s[1]}}},
-          [recompute, form](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute, form); },
-          [form](const Values& v) {
-            return elements(v[0].size(),
-                            [&](size_t i) { return reference_gelu(v[0][i] + v[1][i % v[1].size()], form); });
-          },
-          true};
+  const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
+  return {
+      {{s}, {Shape{s[1]}}},
+      [=](const std::vector<Var>& v) { return activate(scale(v[0], 1), {.kind = kind, .recompute = recompute}, v[1]); },
+      [kind](const Values& v) {
+        return elements(v[0].size(),
+                        [&](size_t i) { return reference_activation(v[0][i] + v[1][i % v[1].size()], kind); });
+      },
+      true};
 }
 
 Problem draw_swiglu(Random& random) {
   const Shape half = rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
-  return {{{Shape{half[0], 2 * half[1]}, -4, 4}},
-          [recompute](const std::vector<Var>& v) { return swiglu(v[0], recompute); },
-          [f = static_cast<size_t>(half[1])](const Values& v) {
-            return elements(v[0].size() / 2, [&](size_t i) {
-              const double gate = v[0][i / f * f + i];
-              return gate / (1 + std::exp(-gate)) * v[0][i / f * f + i + f];
-            });
-          },
-          true};
+  const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
+  return {
+      {{Shape{half[0], 2 * half[1]}, -4, 4}},
+      [=](const std::vector<Var>& v) { return activate(v[0], {.kind = kind, .gated = true, .recompute = recompute}); },
+      [f = static_cast<size_t>(half[1]), kind](const Values& v) {
+        return elements(v[0].size() / 2, [&](size_t i) {
+          const double gate = v[0][i / f * f + i];
+          return reference_activation(gate, kind) * v[0][i / f * f + i + f];
+        });
+      },
+      true};
 }
 
 Problem draw_gelu_mlp(Random& random) {
   const int64_t rows = random.between(1, 40), in = random.choose<int64_t>({1, 5, 16}),
                 hidden = random.choose<int64_t>({1, 8, 24}), out = random.choose<int64_t>({1, 7, 16});
   const bool recompute = random.between(0, 1) == 1;
-  const auto form = random.choose<GeluForm>({GeluForm::tanh, GeluForm::erf});
+  const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
   return {{{Shape{rows, in}}, {Shape{hidden, in}}, {Shape{hidden}}, {Shape{out, hidden}}, {Shape{out}}},
-          [recompute, form](const std::vector<Var>& v) {
-            return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute, form);
+          [=](const std::vector<Var>& v) {
+            return mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.kind = kind, .recompute = recompute});
           },
-          [form](const Values& v) {
+          [kind](const Values& v) {
             std::vector<double> h = reference_linear(v[0], v[1], v[2]);
-            for (double& x : h) x = reference_gelu(x, form);
+            for (double& x : h) x = reference_activation(x, kind);
             return reference_linear(h, v[3], v[4]);
           },
           false,
@@ -195,7 +198,7 @@ Problem draw_cross_entropy(Random& random) {
           [targets, vocab](const Values& v) { return compute_loss(v[0], targets, static_cast<size_t>(vocab)); }};
 }
 
-// More rows than a block as often as fewer, with divisible and non-divisible block sizes.
+// In half of the problems more rows than a block; block sizes that divide the rows and that do not.
 Problem draw_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
   const int64_t channels = random.between(1, 20), vocab = random.choose<int64_t>({2, 17, 65});
@@ -303,7 +306,7 @@ AttentionOptions draw_options(Random& random) {
   return o;
 }
 
-// Each query attends from an arbitrary key on, or to none; or within a window.
+// Each query attends to keys from a random one on, to none, or within a window.
 void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.window = random.choose<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
@@ -333,7 +336,7 @@ Problem draw_attention(Random& random) {
   const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {
-            // The last dim must be contiguous: other strides are produced by a copy within the graph.
+            // The last dim must be contiguous: operands with other strides are copied within the graph.
             const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
             return attention(whole(v[0]), whole(v[1]), whole(v[2]), beside(o, v[0]));
           },

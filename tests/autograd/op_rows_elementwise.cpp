@@ -17,18 +17,19 @@ namespace {
 using Unary = double (*)(double);
 using Binary = double (*)(double, double);
 
-const std::map<std::string, Unary> kUnary = {{"neg", [](double x) { return -x; }},
-                                             {"exp", [](double x) { return std::exp(x); }},
-                                             {"log", [](double x) { return std::log(x); }},
-                                             {"sqrt", [](double x) { return std::sqrt(x); }},
-                                             {"square", [](double x) { return x * x; }},
-                                             {"reciprocal", [](double x) { return 1 / x; }},
-                                             {"tanh", [](double x) { return std::tanh(x); }},
-                                             {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
-                                             {"relu", [](double x) { return x > 0 ? x : 0; }},
-                                             {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
-                                             {"gelu", [](double x) { return reference_gelu(x, GeluForm::tanh); }},
-                                             {"gelu_erf", [](double x) { return reference_gelu(x, GeluForm::erf); }}};
+const std::map<std::string, Unary> kUnary = {
+    {"neg", [](double x) { return -x; }},
+    {"exp", [](double x) { return std::exp(x); }},
+    {"log", [](double x) { return std::log(x); }},
+    {"sqrt", [](double x) { return std::sqrt(x); }},
+    {"square", [](double x) { return x * x; }},
+    {"reciprocal", [](double x) { return 1 / x; }},
+    {"tanh", [](double x) { return std::tanh(x); }},
+    {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
+    {"relu", [](double x) { return x > 0 ? x : 0; }},
+    {"silu", [](double x) { return reference_activation(x, Activation::silu); }},
+    {"gelu", [](double x) { return reference_activation(x, Activation::gelu); }},
+    {"gelu_erf", [](double x) { return reference_activation(x, Activation::gelu_erf); }}};
 const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { return a + b; }},
                                                {"sub", [](double a, double b) { return a - b; }},
                                                {"mul", [](double a, double b) { return a * b; }},

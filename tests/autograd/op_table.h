@@ -58,10 +58,11 @@ struct OpRow {
   std::function<Problem(Random&)> draw;
 };
 
-inline double reference_gelu(double x, GeluForm form) {
+inline double reference_activation(double x, Activation kind) {
+  if (kind == Activation::silu) return x / (1 + std::exp(-x));
   return 0.5 * x *
-         (1 + (form == GeluForm::erf ? std::erf(x * M_SQRT1_2)
-                                     : std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
+         (1 + (kind == Activation::gelu_erf ? std::erf(x * M_SQRT1_2)
+                                            : std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
 }
 
 // f(0) to f(count - 1).

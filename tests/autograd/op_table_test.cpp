@@ -40,7 +40,7 @@ Values draw_values(const Problem& p, DType dtype, Random& random) {
   return values;
 }
 
-// Equal elements with other strides: permuted dims, and inside a larger tensor.
+// Equal elements with different strides: permuted dims, and inside a larger tensor.
 Tensor strided(const Tensor& t) {
   if (t.ndim() < 2) {
     Tensor wide = t.make({t.numel(), 3});
@@ -66,7 +66,7 @@ struct Outcome {
 
 double example_weight(size_t i) { return std::cos(static_cast<double>(3 * i + 1)); }
 
-// Value and gradients of a weighted sum of the result's elements, with their weights or `weight(i)`.
+// Value of an op, and gradients of the sum of its elements weighted by `weight(i)`.
 Outcome run(const Problem& p, const std::vector<Tensor>& operands, double (*weight)(size_t) = example_weight) {
   std::vector<Var> vars;
   for (const Tensor& t : operands) vars.emplace_back(t, true);
@@ -167,9 +167,8 @@ TEST(OpTable, Float32AndBfloat16GradientsMatchFloat64) {
       const Outcome wide = run(p, make_tensors(p, values, DType::float64, arena));
       const Outcome narrow = run(p, make_tensors(p, values, dtype, arena));
       for (size_t o = 0; o < values.size(); ++o) {
-        // Rounding is measured relative to terms of order one where the exact gradient is near zero (attention to one
-        // key, cancelling sums).
-        // that cancel).
+        // Where the exact gradient is near zero (attention to one key, cancelling sums), rounding is measured relative
+        // to terms of order one.
         const auto terms = static_cast<double>(std::max<int64_t>(wide.value.numel(), wide.grads[o].numel()));
         const double floor = 0.3 * std::sqrt(terms);
         EXPECT_LT(distance(numbers(narrow.grads[o]), numbers(wide.grads[o]), floor), tolerance)
@@ -251,7 +250,7 @@ TEST(OpTable, RowsAreBitwiseIndependentOfBatchSize) {
 
 using OpTableGpu = OnGpu;
 
-// Ops based on GEMMs, whose libraries sum in other orders; tests/tensor covers them on a GPU.
+// Ops based on GEMMs, whose libraries sum in different orders; tests/tensor covers them on a GPU.
 const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_mlp",
                                          "attention", "packed_attention", "grouped_attention"};
 // Ops with the same formulas and summation orders as on the CPU, including gradients.
@@ -285,7 +284,7 @@ Tensor displaced(const Tensor& t) {
   return view;
 }
 
-// Other summation orders, and occasionally an element that is rounded differently.
+// Different summation orders, and occasionally an element that is rounded differently.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-14 : dtype == DType::float32 ? 2e-6 : 4e-3; }
 
 TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {
@@ -316,7 +315,8 @@ TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {
     EXPECT_NE(seen.contains(row.name), kProducts.contains(row.name)) << row.name << " was left out";
 }
 
-// Includes GEMMs: a library that selects algorithms by layout gets a single one. Attention has separate tests.
+// Includes GEMMs, because a library that selects algorithms by layout gets a single layout. Attention has separate
+// tests.
 TEST_F(OpTableGpu, ResultsAreBitwiseIndependentOfStridesAndRepetition) {
   std::vector<OpRow> rows = op_table();
   std::erase_if(rows, [](const OpRow& row) { return row.name.ends_with("attention"); });
@@ -344,7 +344,7 @@ TEST_F(OpTableGpu, RowsAreBitwiseIndependentOfBatchSize) {
 // Values stored as bfloat16 are rounded to nearest even. Most values and gradients are rounded once, so they equal the
 // rounded float32 results. For others the mean error is checked.
 
-// Rows with intermediate rounding, of values or only of gradients; and library GEMMs with other summation orders.
+// Rows with intermediate rounding, of values or only of gradients; and library GEMMs with different summation orders.
 const std::set<std::string> kMore = {"add_norm",  "bias_gelu",        "gelu_mlp",          "linear_cross_entropy",
                                      "attention", "packed_attention", "grouped_attention", "matmul",
                                      "linear",    "mixture"};
@@ -396,7 +396,7 @@ void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, u
       const std::vector<double> found = numbers(tensor);
       add(errors[output], found, numbers(exact.at(output)));
       if (rounded_once(row.name, output)) {
-        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // other summation orders
+        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // summation order
         EXPECT_LE(differing(found, numbers(single.at(output))), most)
             << row.name << ", " << output << ", seed " << seed;
       }

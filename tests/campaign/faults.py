@@ -56,7 +56,7 @@ READ = {"run/checkpoints/step-4/*": ["generate run --tokens 3 --prompt Line", "c
                   f"train {TINY} --steps 2 --init hub --out made"],
         "set/*": [f"train {TINY.replace('text.txt', 'set')} --steps 2 --out made"]}
 
-# Files that are read whole: (option, file, its beginning, what it goes on with, the command). The beginning is valid.
+# Files that are read completely: (option, file, valid beginning, repeated continuation, command).
 RUN = f"train {TINY} --steps 1 --out made"
 LARGE = [("train --config", "c.toml", b"", b"# a comment\n", f"{RUN} --config c.toml"),
          ("train --config, one line", "c.toml", b"lr = ", b"0", f"{RUN} --config c.toml"),
@@ -193,10 +193,10 @@ class Faults:
         shutil.rmtree(place)
         return f"{words.split(' --')[0]}: {where} of {len(bytes_before)} bytes: {how}; {status} {last[-150:]}", seen
 
-    # --- files beyond the memory ---
+    # --- files larger than memory ---
 
     def large(self, name, dice):
-        """A file that an option names is made so large that the memory, bounded to 600 MB, cannot take it."""
+        """Violations with an input file that is larger than the memory limit, which is about 600 MB."""
         place = self.fresh(name)
         option, file, head, chunk, words = dice.choice(LARGE)
         size, bound = dice.randrange(100, 400) << 20, dice.randrange(500, 700) << 20
@@ -260,7 +260,7 @@ def main():
 
         drawn = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
         bounded = shutil.which("prlimit") and faults.run("--version", home, before=["prlimit", f"--as={500 << 20}"])[1] == 0
-        drawn += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more addresses
+        drawn += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more address space
         for what, told, seen in pool.map(one, [o.only] if o.only else drawn):
             ends[what.split(":")[0]] += 1
             bad += bool(seen)

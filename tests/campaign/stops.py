@@ -2,12 +2,12 @@
 """Kills or stops one rank at a random time, with mpirun or TCP. All others must exit soon with an error line of the program, a
 nonzero status and no remaining process. Or suspends all ranks (threads, TCP, mpirun) for longer than the timeout,
 as a closed laptop or a frozen container does, or kills a rank during the rendezvous and starts it again: the run must end
-with status 0 and write the file that it writes undisturbed.
+with status 0 and write the same file as an undisturbed run.
 
     tests/campaign/stops.py PROGRAM [--runs 60] [--seed 1] [--only N] [--slack 20]
 
-A rank may be killed or stopped from the moment on in which its process begins. `bench` has no --timeout, so it is killed
-only. --slack: seconds for starting, and for ending all, besides; more on a busy machine.
+A rank may be killed or stopped at any time after its process has started. `bench` has no --timeout, so its ranks are only
+killed. --slack: additional seconds for starting and for ending all ranks; increase it on a busy machine.
 """
 import filecmp
 import os
@@ -88,7 +88,8 @@ def one(program, home, dice, slack):
             seen.append(f"process {pid} is left")
             os.kill(pid, signal.SIGKILL)
     text = Path(home, "err").read_text(errors="replace")
-    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text  # mpirun kills the others itself, possibly first
+    # mpirun kills the remaining ranks itself, possibly before they report the cause.
+    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text
     if "tessera: " not in text and not by_mpirun:
         seen.append("nobody says why: " + text[-300:])
     return f"{drawn}; the others ended {took:.1f} s later", seen

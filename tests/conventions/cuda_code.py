@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""What the compiler made of the kernels that a training step spends its time in, read from their machine code.
+"""Checks the machine code of the kernels in which a training step spends its time.
 
-cuda_code.py OBJECT...: of the objects that HOT names, every kernel must keep its numbers in registers (no LDL, no STL:
-neither spills nor arrays that are indexed at run time), tiles of attention and bfloat16 products of experts must be
-multiplied by tensor cores, and what is meant to go 16 bytes at a time must (LDG.E.128, STG.E.128). Kernels of float64 are
-left out: that type is for checking.
-Needs NVIDIA's cuobjdump and nvdisasm; without them it exits 77, which ctest reports as skipped.
+cuda_code.py OBJECT...: in the objects listed in HOT, no kernel may use local memory (LDL, STL: register spills, or arrays
+indexed at run time), attention tiles and the bfloat16 GEMMs of experts must use tensor cores, and vectorized kernels must
+access 16 bytes at a time (LDG.E.128, STG.E.128). float64 kernels, which serve only for verification, are not checked.
+Requires NVIDIA's cuobjdump and nvdisasm; without them the exit status is 77, which ctest reports as skipped.
 """
 import glob
 import os
@@ -17,10 +16,10 @@ import sys
 TENSOR_CORES = ("tensor cores", r"\b(HMMA|HGMMA)\b")
 LOADS = ("loads of 16 bytes", r"\bLDG\.E\.(\w+\.)*128\b")
 STORES = ("stores of 16 bytes", r"\bSTG\.E\.(\w+\.)*128\b")
-EITHER = ("accesses of 16 bytes", r"\b(LDG|STG)\.E\.(\w+\.)*128\b")  # of mixed types only the widest; a constant is not read
+EITHER = ("accesses of 16 bytes", r"\b(LDG|STG)\.E\.(\w+\.)*128\b")  # mixed types: the widest
 LOCAL = re.compile(r"\b(LDL|STL)\b")
 
-# Object -> what kernels of these names must have besides; `true>` are the kernels of whole rows that begin well.
+# Object -> {kernel name pattern: required instructions}; `true>` selects the vectorized kernels (aligned, full vectors).
 HOT = {
     "attention/cuda/tiles.cu.o": {r"forward_kernel<": [TENSOR_CORES]},
     "attention/cuda/tiles_backward.cu.o": {r"(key|query)_gradient_kernel<": [TENSOR_CORES]},
@@ -31,7 +30,7 @@ HOT = {
         r"cross_entropy_in_place_kernel<": [STORES],
         r"row_kernel<.*true>\(": [LOADS],
     },
-    "activations.cu.o": {r"columns_kernel<\w+, true, (BiasGelu|Swiglu)(Forward|Backward)<": [LOADS, STORES]},
+    "activations.cu.o": {r"columns_kernel<\w+, true, (BiasActivation|Gated)(Forward|Backward)<": [LOADS, STORES]},
     "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
     "experts/cuda/rows.cu.o": {},
     "experts/cuda/rows_bf16.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},
@@ -40,7 +39,7 @@ HOT = {
         r"combine_backward_kernel<.*true>\(": [LOADS, STORES],
     },
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
-    "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # of an int64 only the low bytes are read
+    "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # only the low bytes of an int64 are read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},
     "reduce.cu.o": {r"columns_kernel<\w+, true, ColumnSums<": [LOADS]},
     "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
@@ -53,7 +52,7 @@ HOT = {
 
 
 def tools_path():
-    """PATH, and where nvcc and pip keep such tools."""
+    """PATH, extended by the directories in which nvcc and pip install these tools."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if nvcc := shutil.which("nvcc"):
         folders.append(os.path.dirname(os.path.realpath(nvcc)))
@@ -66,7 +65,7 @@ def tools_path():
 
 
 def kernels_of(path, env):
-    """(architecture, kernel, its code) of an object, names as C++ has them."""
+    """(architecture, demangled kernel name, machine code) of each kernel in an object."""
     run = subprocess.run(["cuobjdump", "-sass", path], env=env, stdout=subprocess.PIPE, check=True, text=True)
     code = subprocess.run(["c++filt"], input=run.stdout, stdout=subprocess.PIPE, check=True, text=True).stdout
     architecture, kernels = "", []

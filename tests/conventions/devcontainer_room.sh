@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# devcontainer_room.sh FOLDER: the steps of .devcontainer in a bare Debian 12, made by debootstrap in FOLDER: what the
-# Containerfile's target runs, then postCreateCommand in a checkout of HEAD. Needs root.
+# devcontainer_room.sh FOLDER: runs the steps of .devcontainer in a bare Debian 12, created by debootstrap in FOLDER: the RUN
+# of the Containerfile's target, then postCreateCommand in a checkout of HEAD. Requires root.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
 room=$(realpath -m "${1:?devcontainer_room.sh FOLDER}")
@@ -9,7 +9,7 @@ field() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))
 for name in sys.argv[2].split("."): value = value[name]
 print(value)' "$described" "$1"; }
-# The RUN of a target, its lines joined.
+# The RUN command of a target in one line.
 steps() { sed -n "/^FROM .* AS $1\$/,/^FROM .* AS /p" "$root/Containerfile" | sed -e ':a' -e '/\\$/{N;s/\\\n//;ba}' | sed -n 's/^RUN //p'; }
 
 run=$(steps "$(field build.target)")
@@ -32,7 +32,7 @@ mkdir -p "$room/src" "$room/workspaces/tessera"
 cp "$root/packages.txt" "$room/src/"
 inside "$run" >"$room/packages.log" 2>&1 || { tail -n 20 "$room/packages.log"; exit 1; }
 echo "packages: $SECONDS s"
-cp /etc/ssl/certs/ca-certificates.crt "$room/etc/ssl/certs/"  # it reaches package indexes as this machine does
+cp /etc/ssl/certs/ca-certificates.crt "$room/etc/ssl/certs/"  # for package indexes over https
 [[ ! -f /etc/pip.conf ]] || cp /etc/pip.conf "$room/etc/"
 git -C "$root" archive HEAD | tar -x -C "$room/workspaces/tessera"
 inside "cd /workspaces/tessera && TESSERA_NO_INSTALL=1 $(field postCreateCommand)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The development container's file: its properties by the published format, and what it names is there.
+"""Validates the development container's configuration: properties by the published format, and existence of files it names.
 
-The table below is what containers.dev/implementors/json_reference says of the properties that a file like ours may
-have: their names, types and forms. Exit status 77: skipped, there is no jsonschema.
+The table below contains names, types and formats of the properties in containers.dev/implementors/json_reference.
+Exit status 77: skipped, because jsonschema is not installed.
 """
 import copy
 import json
@@ -19,7 +19,7 @@ except ImportError:
 TEXT = {"type": "string"}
 SIZE = {"type": "string", "pattern": "^[0-9]+([tgmk]b)?$"}
 LIST = {"type": "array", "items": TEXT}
-COMMAND = {"anyOf": [TEXT, LIST, {"type": "object", "additionalProperties": {"anyOf": [TEXT, LIST]}}]}  # shell, words, several
+COMMAND = {"anyOf": [TEXT, LIST, {"type": "object", "additionalProperties": {"anyOf": [TEXT, LIST]}}]}  # shell, arguments, several
 
 
 def fields(known, required=()):
@@ -43,7 +43,7 @@ FORMAT = fields({
 
 
 def faults(described, folder):
-    """What is wrong with a file's contents, whose paths begin in that folder."""
+    """The errors in a configuration whose paths are relative to `folder`."""
     out = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in
            jsonschema.Draft7Validator(FORMAT).iter_errors(described)]
     if out:

@@ -50,7 +50,7 @@ std::set<std::string> packages_named(const std::string& readme) {
   return {names.begin(), names.end()};
 }
 
-// A linker refuses it in a shared library, so no pack could be linked.
+// Linkers reject this section in shared libraries, which a packed build uses.
 std::string preinit_section(const Source& source) {
   const bool found = source.is_code() && source.text.find(std::string(".preinit") + "_array") != std::string::npos;
   return found && !source.path.starts_with("app/main/") ? "has a section that no shared library may have" : "";

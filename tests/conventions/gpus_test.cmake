@@ -1,4 +1,4 @@
-# What tessera_visible_gpus() makes of what nvidia-smi says. Run with: cmake -DROOT=... -P gpus_test.cmake
+# Tests of tessera_visible_gpus() with fake nvidia-smi scripts. Run with: cmake -DROOT=... -P gpus_test.cmake
 include(${ROOT}/cmake/gpus.cmake)
 string(RANDOM LENGTH 12 name)
 set(work "$ENV{TMPDIR}")
@@ -9,7 +9,7 @@ set(work ${work}/gpus_test_${name})
 file(MAKE_DIRECTORY ${work})
 set(ENV{PATH} "${work}:$ENV{PATH}")
 
-# says(script expected): nvidia-smi runs `script`.
+# says(script expected): checks the result if nvidia-smi is `script`.
 function(says script expected)
   file(WRITE ${work}/nvidia-smi "#!/bin/sh\n${script}\n")
   file(CHMOD ${work}/nvidia-smi PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)

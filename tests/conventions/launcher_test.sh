@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of the launcher on a project of one source file in a folder with a space in its name, with a fake dpkg-query.
+# Tests of the launcher on a project of one source file in a directory with a space in its name, with a fake dpkg-query.
 # Usage: launcher_test.sh PATH/TO/tessera
 set -euo pipefail
 launcher=$1
@@ -9,7 +9,7 @@ home="$work/a checkout"
 failures=0
 checks=0
 
-check() {  # check WHAT COMMAND...: counts it, and says so when it fails
+check() {  # check WHAT COMMAND...: counts the check, and reports it if COMMAND fails
   local what=$1
   shift
   checks=$((checks + 1))
@@ -20,11 +20,11 @@ check() {  # check WHAT COMMAND...: counts it, and says so when it fails
 }
 silent_on() { ! grep -qF -- "$1" "$work/$2"; }
 says() { grep -qF -- "$1" "$work/$2"; }
-run() {  # run ARGS...: the launcher, its output in out and err, its exit status in $status
+run() {  # run ARGS...: runs the launcher; output in out and err, exit status in $status
   status=0
   "$home/tessera" "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
 }
-gives() {  # gives WHAT TEXT: a run says this, and nothing else, on standard output
+gives() {  # gives WHAT TEXT: checks that a run prints exactly TEXT on standard output
   run
   check "$1" test "$(<"$work/out")" = "$2"
 }
@@ -124,7 +124,7 @@ run x
 check "a moved checkout is configured anew" test "$(<"$work/out")" = "<x>first0"
 
 rm -rf "$home/build"
-touch "$home/build"  # stands for a place that cannot be written, for root as well
+touch "$home/build"  # not writable even by root, because it is a file
 run x
 check "a checkout that cannot be written exits 6, not $status" test "$status" = 6
 check "a checkout that cannot be written is said" says "cannot write" err

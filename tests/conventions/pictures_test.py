@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Figures of the pages, as files: in light and in dark each text differs enough from what lies behind it, and each pass of
-a pipeline has its letter.
+"""Tests of the figure files on the pages: in light and dark mode each text has sufficient contrast with its background, and
+each pass of a pipeline has its letter.
 
 usage: pictures_test.py FOLDER
 """
@@ -13,20 +13,20 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def contrast(*colours):
-    """Of two colours, as WCAG 2 defines it."""
+    """The WCAG 2 contrast ratio of two colours."""
     low, high = sorted(sum(share * (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4)
                            for x, share in zip((c / 255 for c in colour), (0.2126, 0.7152, 0.0722))) for colour in colours)
     return (high + 0.05) / (low + 0.05)
 
 
 def fills(style):
-    """By class, its colour and how much of it covers what lies behind."""
+    """Fill colour and opacity by class."""
     found = re.findall(r"^(?:text)?\.?([\w-]+)? \{ .*?(fill(?:-opacity)?): ([^;]+);", style, re.M)
     return {(name or "text", what): value for name, what, value in found}
 
 
 def elements(node, x=0, y=0):
-    """Boxes, and texts at the middle of their letters, in their order: left, top, right, bottom, classes, words."""
+    """Boxes and texts (at mid-height) in document order: left, top, right, bottom, classes, text."""
     for at in node:
         left, top = x + float(at.get("x", 0)), y + float(at.get("y", 0)) - 4 * (at.tag == SVG + "text")
         if at.tag in (SVG + "rect", SVG + "text"):

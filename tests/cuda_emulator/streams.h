@@ -99,7 +99,7 @@ void go_on();
 struct EmulatedStream {
   std::shared_ptr<tessera::emulator::Line> line;
   std::shared_ptr<tessera::emulator::Capture> capture;  // the capture in which it participates
-  size_t number = 0;                                    // index of its line there
+  size_t number = 0;                                    // index of the stream's line in the capture
   int gpu = 0;
 };
 struct EmulatedEvent {

@@ -43,7 +43,7 @@ TEST(BpeAlphabet, RoundTripsEveryByte) {
   EXPECT_EQ(bpe::unspell(bpe::spell(all)), all);
   EXPECT_EQ(bpe::spell(" a\n\x7F\xAD"), "\u0120a\u010A\u0121\u0143");
   EXPECT_EQ(bpe::unspell(" "), std::nullopt);
-  EXPECT_EQ(bpe::unspell("\xC5\x84"), std::nullopt);  // one beyond the last
+  EXPECT_EQ(bpe::unspell("\xC5\x84"), std::nullopt);  // after the last character
   EXPECT_EQ(bpe::unspell("\xFF"), std::nullopt);
   EXPECT_EQ(bpe::bytes_in_order()[0], '!');
   EXPECT_EQ(bpe::bytes_in_order()[188], 0);
@@ -56,7 +56,7 @@ TEST(BpePretokenizer, MatchesGpt2) {
   EXPECT_EQ(pieces("we'll WE'LL"), (Pieces{"we", "'ll", " WE", "'", "LL"}));
   EXPECT_EQ(pieces("x\xC2\xB2\xE2\x85\xA3"), (Pieces{"x", "\xC2\xB2\xE2\x85\xA3"}));        // both are numbers
   EXPECT_EQ(pieces("a\u180Eb"), (Pieces{"a", "\xE1\xA0\x8E", "b"}));                        // U+180E is not a space
-  EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is a space
+  EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // U+2003 is a space
   EXPECT_EQ(pieces("S[^S]"), (Pieces{"S", "[^", "S", "]"}));
   EXPECT_EQ(pieces(""), Pieces{});
   // Each run of invalid bytes is a separate piece.

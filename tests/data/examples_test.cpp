@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "data/jinja/template.h"
+#include "data/json_rows.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -338,7 +339,7 @@ TEST_F(LoadedExamples, AppendNoSecondEosToken) {
   EXPECT_EQ(tokens(pair("a", " b<|im_end|>")), count("a b<|im_end|>") + 1);
 }
 
-// As if the template's text were tokenized with its markers (the tokens of Phi-4 have both flags).
+// The tokens are as if the template's text were tokenized with its markers (Phi-4's have both lstrip and rstrip).
 TEST_F(LoadedExamples, MarkersStripWhitespaceLikeSpecialTokens) {
   const std::string talk = R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
   const std::string text = "<|im_start|>user\na <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";

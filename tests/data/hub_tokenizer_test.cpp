@@ -413,7 +413,8 @@ TEST_F(HubTokenizerTest, ReadsEosTokensFromModelConfiguration) {
   expect_refused(path("made"), {"generation_config.json", "'eos_token_id'"});
 }
 
-// transformers before 5 does not know TokenizersBackend; a directory without a class gets that of its model.
+// transformers before 5 does not know TokenizersBackend; a directory that specifies no class gets the class of its
+// model.
 TEST_F(HubTokenizerTest, WritesTokenizerClassKnownToEveryTransformersVersion) {
   const auto folder = changed("gpt2", [](Json&) {});
   EXPECT_EQ(Json::parse(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json")).at("tokenizer_class"),

@@ -74,7 +74,7 @@ TEST(Jinja, MatchesPythonJinja2) {
   EXPECT_LE(refused, 20) << "few templates are unsupported";
 }
 
-// Some of these cases by hand, for machines without Python.
+// Some of these cases with expected results in the source, for machines without Python.
 TEST(Jinja, RendersLikeJinja2) {
   const std::vector<Case> cases = {
       {"  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n", " ab"},
@@ -282,7 +282,8 @@ TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
 }
 
 // Templates like those of Qwen3 (an empty thought only in the last turn, thoughts of earlier turns removed), Phi-3 (an
-// additional end after the last turn), gpt-oss (a different end there) and R1 (the generation prompt begins a thought).
+// additional end token after the last turn), gpt-oss (a different end token after the last turn) and R1 (the generation
+// prompt begins a thought).
 TEST_F(ModelTemplates, LocatesResponsesWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";

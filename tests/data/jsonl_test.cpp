@@ -1,4 +1,5 @@
 // Rows of JSON: shapes, keys, roles, flags, and the built-in templates.
+#include "data/json_rows.h"
 #include "data/jsonl.h"
 
 #include <gtest/gtest.h>

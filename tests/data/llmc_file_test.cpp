@@ -200,7 +200,7 @@ TEST_F(ShardsTest, MergesSeveralSources) {
   for (const TokenFile& f : cut.train)
     for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
-  // A trained tokenizer is trained on all of them.
+  // A tokenizer is trained on all sources.
   EXPECT_EQ(make_dataset_from(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
   std::filesystem::remove(path("cut/train-00003.tok"));
   expect_error(Status::input, {"train-00003.tok"}, [&] { Dataset::open(path("cut")); });

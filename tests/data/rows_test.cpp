@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data/examples.h"
+#include "data/json_rows.h"
 #include "tests/data/support.h"
 
 namespace tessera {

@@ -22,7 +22,7 @@
 
 #include "base/files.h"
 #include "data/text.h"
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "tests/support/errors.h"
 
 namespace tessera {

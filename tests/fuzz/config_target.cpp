@@ -8,7 +8,7 @@
 namespace tessera::fuzz {
 
 const Target target("config", [](std::string_view bytes) {
-  TrainOptions options, again;
+  TypedOptions options, again;
   apply_config(options, bytes, kWhat);
   const std::string written = to_toml(options);
   try {

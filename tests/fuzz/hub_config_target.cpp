@@ -20,7 +20,7 @@ const Target target("hub_config", [](std::string_view bytes) {
   } catch (const InputError&) {
     throw std::logic_error("a model is no file");
   } catch (const Error&) {
-    return;  // heads of another size in a family without such
+    return;  // the family does not support this head size
   }
   std::optional<GptqConfig> again;
   const ModelConfig same = parse_hub_config(written, kWhat, &again);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of what is made of a run's words: whether a GPU served it as it asked, its kernels' table, its findings, its rate."""
+"""Tests of parsing a run's output: requested and used kernels, the kernel table, sanitizer findings, throughput."""
 import copy
 import os
 import sys
@@ -14,7 +14,7 @@ import gpu  # noqa: E402
 import gpu_parts  # noqa: E402
 import gpu_run  # noqa: E402
 
-CUDNN_RUN = {  # as a run of one rank in bf16 gives it
+CUDNN_RUN = {  # as reported by a bf16 run on one rank
     "name": "NVIDIA H100 80GB HBM3",
     "attention": {"forward": {"cudnn": 24, "tensor cores": 0, "plain": 0},
                   "backward": {"cudnn": 24, "tensor cores": 0, "plain": 0}, "refused": []},
@@ -26,7 +26,7 @@ GPT2 = ["--channels", "768", "--heads", "12", "--dtype", "bf16"]
 
 
 def changed(**paths):
-    """CUDNN_RUN with values elsewhere, such as graph__replays=0."""
+    """CUDNN_RUN with other values, such as graph__replays=0."""
     run = copy.deepcopy(CUDNN_RUN)
     for path, value in paths.items():
         *folders, last = path.split("__")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Stands for every program that bench/first_contact.sh starts on a GPU's machine, by the name it is called by.
+"""Replaces every program that bench/first_contact.sh starts on a GPU machine; its file name selects the program.
 
-What goes wrong stands in FAKE, words with a space between: `hang=TEXT`, `crash=TEXT`, `bad=TEXT` for a run of tessera whose
-command line holds TEXT (a plus sign for a space), or for a test of that name; `wrong=TEXT` for a run whose losses are wrong;
-`sticky=TEST` for a test after which all of its process fail; `other-kernels`, `no-capture`, `silent`, `slow-cpu`,
+FAKE contains the injected faults, separated by spaces: `hang=TEXT`, `crash=TEXT`, `bad=TEXT` for a tessera run whose
+command line contains TEXT (a plus sign for a space), or for a test of that name; `wrong=TEXT` for a run with wrong losses;
+`sticky=TEST` for a test after which all tests of its process fail; `other-kernels`, `no-capture`, `silent`, `slow-cpu`,
 `no-counters`, `finding`, `no-gpu`, `endless` as below.
 """
 import fnmatch
@@ -134,7 +134,7 @@ def suite():
 
 
 def behind_flags():
-    """The command that a tool was given, behind its flags."""
+    """The command that follows a tool's flags."""
     return ARGS[next(i for i, a in enumerate(ARGS) if a.startswith("/")):] if NAME == "compute-sanitizer" else ARGS[
         next(i for i, a in enumerate(ARGS) if a.endswith("tessera")):]
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of what is run on a GPU's machine, without one: bench/first_contact.sh, in a folder like an unpacked build, over
-fake programs (fake.py) that crash, hang, or are served by other kernels than they were asked for.
+"""Tests of bench/first_contact.sh without a GPU: in a directory like an unpacked build, with fake programs (fake.py) that
+crash, hang, or use other kernels than requested.
 
-usage: gpu_scripts_test.py [NAME...]; all of them in processes side by side, since most of them wait
+usage: gpu_scripts_test.py [NAME...]; tests run in parallel processes, because most of them wait
 """
 import os
 import re
@@ -22,7 +22,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 
 
 class Scripts(unittest.TestCase):
-    """In a folder like a pack, with all programs fake."""
+    """A directory like an unpacked build, in which all programs are fake."""
 
     def setUp(self):
         self.home = tempfile.mkdtemp()
@@ -36,7 +36,7 @@ class Scripts(unittest.TestCase):
         places += [(os.path.join(self.home, "build", "bin"), "tessera"), (os.path.join(self.home, "build", "lib"), "x")]
         fake = Path(HERE, "fake.py").read_text()
         for folder, name in places:
-            os.makedirs(folder, exist_ok=True)  # without site-packages Python starts in no time
+            os.makedirs(folder, exist_ok=True)  # -S: Python starts faster without site-packages
             Path(folder, name).write_text(f"#!{sys.executable} -SE\n{fake}")
             os.chmod(os.path.join(folder, name), 0o755)
         self.pids = os.path.join(self.home, "pids")
@@ -46,7 +46,7 @@ class Scripts(unittest.TestCase):
                 "TESSERA_PYTHON": os.path.join(self.programs, "python"), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def contact(self, what, *words, fake="", status=0):
-        """The report of a call; what it printed where there is none."""
+        """The report of a call, or its output if there is no report."""
         done = subprocess.run([os.path.join(self.home, "bench", "first_contact.sh"), what, "out", *words], cwd=self.home,
                               env=self.environment(fake), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400)
         self.assertEqual(done.returncode, status, done.stdout)
@@ -246,7 +246,7 @@ class Scripts(unittest.TestCase):
 
 
 def run_in_parallel():
-    """Each test in a process of its own; those that take longest begin first."""
+    """Runs each test in a separate process, the longest first."""
     names = sorted((test.id().split(".", 1)[1] for suite in unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
                     for test in suite), key=lambda name: "first_contact" not in name)
 

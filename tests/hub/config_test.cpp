@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "models/families.h"
 #include "tests/hub/support.h"
 #include "tests/support/texts.h"
 
@@ -38,7 +39,7 @@ std::string in_words(const Said& said) {
   if (r.scaling == RopeScaling::yarn) out += fmt::format(" times {:.4f}", r.attention_factor);
   if (c.window > 0) out += fmt::format(", window {}", c.window);
   if (c.tied) out += ", tied";
-  if (c.gelu == GeluForm::erf) out += ", exact gelu";
+  if (c.gelu == Activation::gelu_erf) out += ", exact gelu";
   if (c.qkv_bias) out += ", biased";
   if (c.proj_bias) out += ", proj biased";
   if (c.mlp_bias) out += ", mlp biased";
@@ -229,7 +230,7 @@ TEST(HubConfig, YarnKeysMatchTransformers) {
 TEST(HubConfig, RoundTrips) {
   const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
   ModelConfig exact = gpt2, yarn = gpt2;
-  exact.gelu = GeluForm::erf;
+  exact.gelu = Activation::gelu_erf;
   yarn.family = Family::llama, yarn.kv_heads = 1;
   ModelConfig biases = yarn, slides = yarn, qwen2 = yarn, qwen3 = yarn;
   yarn.rotary = {.scaling = RopeScaling::yarn, .factor = 4, .high_freq_factor = 8, .attention_factor = 1.25};

@@ -121,7 +121,7 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
       EXPECT_EQ(file.contains("transformer.h.0.attn.c_attn.qweight"), config.family == Family::gpt2);
       EXPECT_FALSE(file.contains("model.layers.1.self_attn.k_proj.weight"));
       EXPECT_EQ(json("config.json").at("quantization_config"), json("quantize_config.json"));
-      for (const bool in_config : {true, false}) {  // older directories have only the other file
+      for (const bool in_config : {true, false}) {  // older directories have only quantize_config.json
         Json said = json("config.json");
         if (!in_config) said.erase("quantization_config");
         write("config.json", said);
@@ -213,7 +213,7 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
         t.at(layer + ".g_idx").bytes = std::as_bytes(std::span(order));
         t.at(layer + ".qzeros").bytes = std::as_bytes(std::span(zeros));
         if (wide_scales) t[layer + ".scales"] = {"", DType::float32, {2, m.rows}, std::as_bytes(std::span(scales))};
-        for (auto& [other, tensor] : t)  // the others are symmetric in either version
+        for (auto& [other, tensor] : t)  // zero points of the other layers, which are symmetric
           if (second && other.ends_with(".qzeros") && !other.starts_with(layer)) {
             kept.emplace_back(tensor.bytes.size() / 4, static_cast<int32_t>(0x88888888U));
             tensor.bytes = std::as_bytes(std::span(kept.back()));
@@ -276,7 +276,7 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
     expect_refused(words);
     file("model.safetensors", kept);
   };
-  std::vector<std::byte> bytes;  // replaces a tensor's own
+  std::vector<std::byte> bytes;  // replaces a tensor's bytes
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {
     return [&, part, at, values = std::vector<int>(values)](std::map<std::string, TensorBytes>& tensors) {
       TensorBytes& t = tensors.at(layer + part);

@@ -394,7 +394,7 @@ TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
     config_["modules_to_save"] = {module.substr(module.find('.') + 1)};
     weights_[head + ".weight"] = weights_[table + ".weight"];
     weights_[module + ".weight"] = saved_[prefix + module + ".weight"] = made({48, 24}, -0.05f);
-    // What PEFT writes besides where the tables grew, and does not read.
+    // If the vocabulary has grown, PEFT also writes these tensors, which it never reads.
     saved_[prefix + module + ".modules_to_save.weight"] = saved_[prefix + module + ".weight"];
     saved_[prefix + module + ".original_module.weight"] = made({48, 24}, 1);
     expect_in_weights("modules_to_save");
@@ -402,7 +402,7 @@ TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
   for (const bool ties : {false, true}) {
     begin();
     config_["target_modules"] = ".*(_proj|embed_tokens)", config_["ensure_weight_tying"] = ties;
-    if (ties) {  // PEFT writes the head's side of both, and adds the full name of the table
+    if (ties) {  // PEFT also writes the head's matrices, and adds the table's full name to the targets
       config_["target_modules"] = {"q_proj",  "k_proj",    "v_proj",       "o_proj", "gate_proj",
                                    "up_proj", "down_proj", "embed_tokens", table};
       saved_[prefix + head + ".lora_A.weight"] = made({4, 24}, 0.1f);

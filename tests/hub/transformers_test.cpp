@@ -24,7 +24,7 @@ std::vector<std::pair<std::string, ModelConfig>> samples() {
   qwen2.qkv_bias = true;
   qwen3.qk_norm = true, qwen3.head_dim = 12;
   ModelConfig exact = gpt2, yarn = scaled, biases = llama, slides = llama, sliding_qwen2 = qwen2;
-  exact.gelu = GeluForm::erf;
+  exact.gelu = Activation::gelu_erf;
   yarn.rotary.scaling = RopeScaling::yarn, yarn.rotary.attention_factor = 1.2;
   biases.qkv_bias = biases.proj_bias = biases.mlp_bias = true;
   slides.window = sliding_qwen2.window = 5;

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -331,6 +332,15 @@ TEST(Lab, FindsSubmissionsOneDirectoryDeep) {
   }
   EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob: zero in bob,");
   EXPECT_THROW(handed_in(place.path() / "ring.cpp"), InputError);
+}
+
+// tessera_exercises of cmake/tessera.cmake. In a unity build the compile command of any other file compiles several.
+TEST(Lab, FilesOfExercisesAreCompiledSeparately) {
+  std::set<std::string> files, listed;
+  for (const Exercise& e : exercises()) files.emplace(e.file);
+  std::istringstream list(TESSERA_EXERCISES);
+  for (std::string file; list >> file;) listed.insert(file);
+  EXPECT_EQ(listed, files);
 }
 
 TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {

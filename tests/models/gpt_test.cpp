@@ -1,4 +1,4 @@
-// The full model: loss and all gradients compared with an independent PyTorch GPT-2, float32 with float64,
+// Comparisons of the full model: loss and all gradients with an independent PyTorch GPT-2, float32 with float64,
 // recomputation and micro-batches bitwise, cached decoding with the forward pass.
 #include <gtest/gtest.h>
 

@@ -89,7 +89,7 @@ TEST(LanguageModel, FlopsOfPublishedModelsMatchManualCount) {
   EXPECT_EQ(flops("llama3-8b", 128256), 6.0 * (8'030'261'248 - 525'336'576) + 12'884'901'888);
 }
 
-// The default loss is that of the logits.
+// The default loss is computed from the logits.
 TEST(LanguageModel, DefaultLossMatchesCrossEntropyOfLogits) {
   const ArenaPtr arena = make_arena();
   BareModel model(kConfig);
@@ -136,7 +136,7 @@ ModelConfig to_model_config(Family family, Recompute recompute) {
   return c;
 }
 
-// Accumulates logits and gradients of tokens (B, T), whose losses contribute to one.
+// Accumulates logits and gradients of tokens (B, T), whose losses are summed.
 struct Passes {
   explicit Passes(const ModelConfig& config) : model(make_model(config)) {
     model->materialize(5, make_arena(), DType::float64, DType::float64);

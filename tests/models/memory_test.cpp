@@ -2,11 +2,11 @@
 //
 // Elements per token saved by one block, in the model's dtype, including its result and excluding its input, for C
 // channels, q of queries, k of keys, and F hidden ones: norm1 C, qkv q + 2 k, attention q, the residual sum C, norm2 C,
-// the result C, the hidden layer before and after GELU 2 F, or before and after SwiGLU 3 F; with head norms q + 2 k
-// from before them. In addition, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of two norms, for
-// LayerNorm their means, and with head norms an rstd of each. Recomputing the activation saves F less, norms another
-// 2 C, attention q and the log-sum-exp; the full block leaves only C. GPT-2: 16 C, 12 C, 10 C, C (Korthikanti et al.
-// 2022 count 34 bytes per element for a block with dropout, excluding a stored attention matrix).
+// the result C, the hidden layer before and after GELU 2 F, or before and after SwiGLU 3 F; with head norms also their
+// input, q + 2 k. In addition, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of two norms, for
+// LayerNorm also their means, and with head norms an rstd per head. Recomputing the activation saves F less, norms
+// another 2 C, attention q and the log-sum-exp; the full block leaves only C. GPT-2: 16 C, 12 C, 10 C, C (Korthikanti
+// et al. 2022 count 34 bytes per element for a block with dropout, excluding a stored attention matrix).
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -66,8 +66,7 @@ TEST_F(SamplingTest, TopKAndTopPTruncateTail) {
 // As in transformers, filters apply successively, and ties with the k-th token remain.
 TEST_F(SamplingTest, FiltersApplyInOrderOfTransformers) {
   EXPECT_EQ(keys(compute_logits({4, 3, 3, 1}), {.top_k = 2}), "012");
-  // Top-p 0.75 retains three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for
-  // top-p.
+  // Top-p 0.55 retains 0.4 and 0.3, and so does min-p; if min-p came first, top-p would retain only the first.
   EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.55, .min_p = 0.7}), "01");
   EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.39, .min_p = 0.7}), "0");
   EXPECT_EQ(keys(compute_logits({40, 30, 20, 10}), {.top_k = 2, .top_p = 0.56}), "0");  // the first reaches 4/7
@@ -166,7 +165,7 @@ double apart(const Tensor& a, const Tensor& b) {
 
 using Window = test::OneThread;
 
-// Otherwise a wrong token would go undetected.
+// If the logits did not depend on a token, the following tests could not detect that it is wrong.
 TEST_F(Window, LogitsDependOnEveryTokenAndPosition) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {

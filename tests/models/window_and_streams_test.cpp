@@ -1,5 +1,5 @@
-// Details in which a single rank can be wrong: sliding window width in forward passes and KV caches; rows of adapters
-// on fused projections; random streams of texts generated together.
+// Single-rank details: sliding window width in forward passes and KV caches; rows of adapters on fused projections;
+// random streams of texts generated together.
 
 #include <array>
 #include <cstdint>

@@ -24,6 +24,8 @@ struct Passed {
   std::vector<Tensor> gradients;  // router, each expert, shared layer
 };
 
+MlpOptions mlp_options(bool gated) { return {.activation = gated ? kSwiglu : ActivationOptions()}; }
+
 // In the oracle's order: parameters outside of experts come first in a module.
 std::vector<Parameter*> in_order(MixtureOfExperts& m) {
   std::vector<Parameter*> all = m.parameters();
@@ -56,7 +58,7 @@ TEST(Experts, MatchPyTorch) {
                                                {false, RouterSoftmax::all, 2}}) {
     const ExpertConfig config{
         .count = 5, .per_token = 2, .shared = shared, .softmax = softmax, .balance_loss = 0.4, .z_loss = 0.2};
-    MixtureOfExperts m(c, {.hidden = hidden, .gated = gated, .experts = config});
+    MixtureOfExperts m(c, {.hidden = hidden, .mlp = mlp_options(gated), .experts = config});
     m.materialize(3, make_arena(), DType::float32, DType::float32);
     const Tensor x = test::drawn({b, t, c}, DType::float32, "x"), dy = test::drawn({b, t, c}, DType::float32, "dy");
     add(x);
@@ -130,12 +132,12 @@ TEST(Experts, DropTokensBeyondCapacity) {
   EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
 }
 
-// With parameters that are gathered per unit.
+// Separate GEMMs are used if parameters are gathered per unit.
 TEST(Experts, SeparateGemmsAreBitwiseEqualToGroupedGemm) {
   for (const bool gated : {false, true}) {
     std::vector<Passed> passed;
     for (const bool apart : {false, true}) {
-      MixtureOfExperts m(8, {.hidden = 12, .gated = gated, .experts = {.count = 5, .per_token = 2}});
+      MixtureOfExperts m(8, {.hidden = 12, .mlp = mlp_options(gated), .experts = {.count = 5, .per_token = 2}});
       m.materialize(1, make_arena(), DType::float32, DType::float32);
       if (apart && gated)
         for (GatedMlp* expert : m.all<GatedMlp>()) expert->disable_fusion();
@@ -157,7 +159,7 @@ TEST(Experts, RejectLayersWithCustomMatmul) {
 }
 
 TEST(Experts, AreSeparateUnits) {
-  MixtureOfExperts m(4, {.hidden = 6, .gated = true, .experts = {.count = 3, .shared = 2}});
+  MixtureOfExperts m(4, {.hidden = 6, .mlp = mlp_options(true), .experts = {.count = 3, .shared = 2}});
   const auto names = [&] {
     std::string all;
     for (const Module::Unit& unit : m.layout()) all += unit.name + " ";

@@ -28,7 +28,7 @@ using namespace test;
 
 using UnitsGpu = test::OnGpu;
 
-// Muon's matrices are excluded: their updates use GEMMs, whose bits depend on the library.
+// Muon's matrices are excluded: their updates use GEMMs, whose rounding depends on the library.
 const OptimizerOptions kOptions{.momentum = 0.9,
                                 .beta1 = 0.9,
                                 .beta2 = 0.95,
@@ -71,12 +71,13 @@ FlatUnit copy_unit(const FlatUnit& unit, const ArenaPtr& arena) {
   return slice_unit(unit, 0, unit.values.numel(), arena);
 }
 
-std::unique_ptr<Optimizer> made_optimizer(const char* name, const FlatUnit& unit, const OptimizerOptions& options) {
+std::unique_ptr<Optimizer> made_optimizer(std::string_view name, const FlatUnit& unit,
+                                          const OptimizerOptions& options) {
   return make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {unit}, options);
 }
 
 // Expects equal steps of a unit on the host and of its copy in `arena`.
-void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& arena,
+void expect_same_steps(std::string_view name, const FlatUnit& unit, const ArenaPtr& arena,
                        const OptimizerOptions& options = kOptions, const ArenaPtr& state_there = {}) {
   const FlatUnit here = copy_unit(unit, make_arena()), there = copy_unit(unit, arena);
   OptimizerOptions options_there = options;
@@ -99,7 +100,7 @@ void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& a
 TEST_F(UnitsGpu, UpdatesAreBitwiseEqualToCpu) {
   test::Draw draw("updates", 0);
   uint64_t seed = 0;
-  for (const char* name : {"sgd", "adam", "adamw", "muon"})
+  for (const std::string_view name : kOptimizerNames)
     for (const DType values : test::floating(arena))
       for (const DType grads : test::floating(arena)) {
         if ((values == DType::float64) != (grads == DType::float64)) continue;  // unsupported by all optimizers
@@ -174,12 +175,12 @@ TEST_F(UnitsGpu, BlockSumsAreAddedInOrder) {
   EXPECT_EQ(sums(here.to(arena)), sums(here));
 }
 
-// Scalars computed on the GPU produce the same update as on the host; non-finite ones produce none.
+// Scalars computed on the GPU produce the same update as on the host; if they are not finite, there is no update.
 TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
   if constexpr (kWithCuda)
-    for (const char* name : {"sgd", "adam", "adamw", "muon"})
+    for (const std::string_view name : kOptimizerNames)
       for (const DType values : test::floating(arena)) {
-        test::Draw draw(name, 0);
+        test::Draw draw(std::string(name).c_str(), 0);
         const FlatUnit unit = drawn_unit(draw, values, accum_dtype(values), 7, name);
         const FlatUnit here = copy_unit(unit, arena), there = copy_unit(unit, arena);
         const auto known = made_optimizer(name, here, kOptions), queued = made_optimizer(name, there, kOptions);
@@ -244,7 +245,7 @@ struct Layers final : Module {
   Linear &first, &second;
 };
 
-// Full, and the rows and columns of a shard.
+// Full parameters, and shards of rows and of columns.
 TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
   for (const DType dtype : test::floating(arena))
     for (const bool cut : {false, true}) {
@@ -284,7 +285,7 @@ std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const 
   std::vector<Var> v;
   for (const Shape& shape : {Shape{2, 16, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}})
     v.emplace_back(drawn(shape, v.size()), !(way.frozen && v.size() == 1));
-  const Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, way.recompute);
+  const Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = way.recompute});
   DeferredWeightGrads later;
   backward(y, {.seed = drawn({2, 16, 24}, 9), .defer = way.deferred ? &later : nullptr});
   later.run();

@@ -234,22 +234,22 @@ TEST(GeluMlp, IsBitwiseEqualToSeparateLayers) {
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true}) {
         const auto layers = results(dtype, deferred, [&](const std::vector<Var>& v) {
-          return linear(bias_gelu(linear(v[0], v[1], Var()), v[2], recompute), v[3], v[4]);
+          return linear(activate(linear(v[0], v[1], Var()), {.recompute = recompute}, v[2]), v[3], v[4]);
         });
         const auto one = results(dtype, deferred, [&](const std::vector<Var>& v) {
-          return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute);
+          return mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = recompute});
         });
         EXPECT_TRUE(same_bits(one, layers)) << to_string(dtype);
       }
 }
 
-// A norm after the op computes the last bias gradient with its own, bitwise equal.
+// The norm after the op computes the last bias gradient together with its own gradients, bitwise identical.
 TEST(GeluMlp, NormComputesBiasGradient) {
   const auto gradient = [](bool rides) {
     std::vector<Var> v;
     for (const Shape& shape : {Shape{6, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}, Shape{24}})
       v.emplace_back(normal(v.size(), shape, DType::float32), true);
-    Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]});
+    Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]});
     EXPECT_TRUE(fusion::row_sums_requested(y));
     if (!rides) y = reshape(y, y.shape());  // an op that does not forward row sums
     backward(sum(norm(y, v[5], Var()) * Var(normal(9, {6, 24}, DType::float32))));

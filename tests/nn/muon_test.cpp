@@ -127,7 +127,7 @@ TEST(Muon, UpdatesMatchPaper) { expect_matches_paper(make_arena()); }
 using MuonGpu = test::OnGpu;
 TEST_F(MuonGpu, UpdatesMatchPaper) { expect_matches_paper(arena); }
 
-// In addition to the matrix and library workspaces; the emulated library has none.
+// Memory in addition to the matrix and library workspaces; the emulated library has none.
 TEST_F(MuonGpu, StaysWithinPredictedMemory) {
   const int64_t library = test::emulated() ? 0 : cuda::kMaxWorkspace;
   for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}}) {

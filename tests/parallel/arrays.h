@@ -1,16 +1,22 @@
 // Inputs of collectives and their expected results.
 #pragma once
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <vector>
 
+#include "parallel/comm/algorithms.h"
 #include "parallel/comm/launch.h"
 
 namespace tessera::test {
 
-inline constexpr std::array kByMessages = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
+inline std::vector<Algorithm> algorithms(bool with_native) {
+  std::vector<Algorithm> out;
+  for (size_t i = 0; i < kAlgorithms.size(); ++i)
+    if (with_native || kAlgorithms[i].order != AdditionOrder::library) out.push_back(static_cast<Algorithm>(i));
+  return out;
+}
+inline const std::vector<Algorithm> kByMessages = algorithms(false);
 
 // Element i of rank r's input: small integers, whose sums are exact in every order and dtype.
 inline double rank_input(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
@@ -32,7 +38,7 @@ inline std::vector<double> summed(int ranks, int64_t n) {
   return total;
 }
 
-// Calls in which one rank requests another size, dtype, operation, root or reduction.
+// Calls in which one rank requests a different size, dtype, operation, root or reduction.
 using OddCall = std::function<void(Communicator&, const Tensor& x, bool odd)>;
 inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
     {"size", [](auto& c, auto& x, bool odd) { c.all_reduce(x.narrow(0, 0, odd ? 24 : 12)); }},

@@ -126,7 +126,8 @@ void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   EXPECT_TRUE(a.state == b.state);
 }
 
-// One worker computes its clock 4 until the others have begun the last clock that they may, and then slightly longer.
+// One worker computes its clock 4 until the others have begun the last clock that the bound permits, and slightly
+// longer.
 TEST(AsyncServer, StalenessStaysWithinBoundForAnySlowWorker) {
   for (const int64_t staleness : {0, 1, 3})
     for (const int slow : {0, 2}) {
@@ -203,7 +204,7 @@ TEST(AsyncServer, ReplayOfRecordedOrderMatchesRunBitwise) {
       plan.replay = record;
       plan.before = [](int worker, int64_t clock) {
         sleep_ms((worker * 4 + clock * 3) % 7);
-      };  // other workers are slow in the replay
+      };  // in the replay, different workers are slow
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);
       EXPECT_EQ(read_full(record), read_full(again));
@@ -227,7 +228,7 @@ TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
     EXPECT_EQ(run.parameters[r], 4 * (all + served[r]));
     EXPECT_EQ(run.moments[r], 8 * served[r]);
     EXPECT_EQ(run.pushed[r], 5 * 4 * (all - served[r]));
-    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * served[r]);  // to both others, plus once at the end
+    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * served[r]);  // to both other workers, plus once at the end
     moved += run.pushed[r];
   }
   EXPECT_EQ(moved, 5 * 2 * 4 * all);
@@ -475,7 +476,7 @@ TEST(PushLog, ErrorsAreOneLine) {
       {with("server 0", "server 1"), "expected 'the servers in ascending order'"},
       {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', got the end of the file"},
       {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', got more"},
-      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', got 2"},
+      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker index below 2', got 2"},
       {with("1 1 2", "1 2 2"), "line 5: expected 'clock 1 of 2 of worker 1', got 2"},
       {with("steps 2", "steps 1"), "expected 'clock 1 of 1 of worker 1', got 1"},
       {with("1 1 2", "1 1 1"), "line 5: expected 'a version from 2 to 2', got 1"},
@@ -502,8 +503,8 @@ TEST(PushLog, RejectsPushOrderBeyondStalenessBound) {
   EXPECT_EQ(refusal(bounded), "log: no run with a staleness of at most 0 can apply pushes in this order");
 }
 
-// Each server's order is possible by itself, but at server 0 worker 2 pulled after worker 3's push, and at server 1
-// worker 3 pulled after worker 2's.
+// Each server's order is valid by itself, but at server 0 worker 2 pulled after worker 3's push, and at server 1 worker
+// 3 pulled after worker 2's push.
 TEST(PushLog, RejectsDeadlockingPushOrders) {
   const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
   const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";

@@ -229,7 +229,8 @@ TEST(CommFailure, NamesMismatchedCalls) {
   EXPECT_TRUE(has(what, "broadcast of 400 bytes (float32, root 0)"));
 }
 
-// Errors use world ranks, also in a group with other numbers, whichever rank detects the mismatch first.
+// Errors use world ranks, also in a group that numbers its ranks differently, whichever rank detects the mismatch
+// first.
 TEST(CommFailure, NamesRankWithMismatchedCall) {
   for (const int first : {0, 1})  // three consecutive ranks
     for (const int odd : {first + 1, first + 2}) {
@@ -392,7 +393,6 @@ TEST(Flight, ShortWaitsPrintNoStallReport) {
   EXPECT_TRUE(lines.empty());
 }
 
-// Only the late rank is waited for.
 TEST(Flight, WaitTimeIsAttributedToLateRank) {
   std::vector<std::vector<double>> waits(3);
   launch({.ranks = 3}, [&](Communicator& world) {
@@ -414,7 +414,7 @@ std::string record_flights(LaunchOptions how, const std::function<void(Communica
   return read_file(how.flight_file());
 }
 
-// Rank 1 skips one call: the others are in the fourth, which it never reached.
+// Rank 1 skips one call: the other ranks are in their fourth call, which it never reached.
 TEST(Flight, FailureRecordsLastOperationsOfEveryRank) {
   const std::string file = record_flights({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());

@@ -207,7 +207,7 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
   return {.b = 2, .tokens = tokens, .heads = heads, .d = d, .options = options, .dtype = DType::bfloat16};
 }
 
-// No larger error than one rank's: partial results are merged and sent before rounding.
+// The error is no larger than one rank's, because partial results are merged and sent before rounding.
 TEST(ContextParallel, Bfloat16ResultsAreRoundedOnce) {
   launch(ranks(4), [](Communicator& cp) {
     for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
@@ -265,7 +265,7 @@ TEST(ContextParallel, ComparisonDetectsFaults) {
               0.1);  // chunks in an order that the op does not expect
     Problem uncaused = p, masked = p, shifted = p;
     uncaused.options.causal = false;
-    masked.options.tokens_total = p.tokens + 1;  // another mask
+    masked.options.tokens_total = p.tokens + 1;  // a different mask
     shifted.options.first_head = 1;
     for (const Problem& wrong : {uncaused, masked, shifted})
       EXPECT_GT(output_difference(wrong, p, cp, SequencePartition::zigzag), 0.1);
@@ -366,7 +366,7 @@ Var own_part(const Problem& s, const Communicator& cp) {
   return Var(Tensor::zeros({s.b, s.tokens / cp.size(), s.heads.packed() * s.d}, s.dtype, make_arena()), true);
 }
 
-// Calls and bytes of this operation over all ranks; fails if another one was used, except recv.
+// Calls and bytes of this operation over all ranks; fails if any operation but this one and recv was used.
 OpCount total(Communicator& cp, Op op) {
   const OpCounts counts = cp.counts();
   OpCounts others = counts;
@@ -437,7 +437,7 @@ std::string to_string(const TraceEvent& event, int64_t kv_bytes) {
   return event.what + (event.bytes == kv_bytes ? " kv" : event.bytes == 2 * kv_bytes ? " dkv" : " something else");
 }
 
-// Computation follows the sending of keys and values; nothing is computed between their arrival and their sending.
+// Keys and values are sent before they are used: nothing is computed between their arrival and their sending.
 void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const std::vector<std::string>& order) {
   const std::vector<TraceEvent> events = trace.events();
   ASSERT_EQ(events.size(), order.size());
@@ -508,7 +508,7 @@ void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound
   });
 }
 
-// Where the choice is automatic, custom kernels behave like cuDNN's here: every partial result is rounded to bfloat16.
+// The last case selects kernels automatically, so it rounds every partial result to bfloat16, as cuDNN does.
 TEST_F(ContextParallelGpu, RingErrorStaysWithinBoundWithAndWithoutTileRounding) {
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
@@ -523,7 +523,7 @@ TEST_F(ContextParallelGpu, UlyssesErrorMatchesOneRankAttention) {
   expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
 }
 
-// Two calls on two ranks, where pairs of chunks need five, as with dropout, which depends on positions.
+// Two ranks make two calls each; with dropout, which depends on positions, five, one per pair of chunks.
 TEST_F(ContextParallelGpu, RingCallsAttentionOncePerHop) {
   for (const double dropout : {0.0, 0.5})
     launch(ranks(2), [&](Communicator& cp) {

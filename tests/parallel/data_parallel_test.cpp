@@ -64,8 +64,8 @@ struct Record {
 
 constexpr uint64_t kSeed = 5;
 
-// Freezes the positions, one block, and everything but the MLP matrices of the other, so one unit is partly trained; or
-// also the table, so nothing below the second block requires a gradient.
+// Freezes the positions, the first block, and all of the second but its MLP matrices, so one unit is partly trained;
+// with `table_too` also the table, so nothing below the second block requires a gradient.
 Decoder& freeze(Decoder& model, Frozen what) {
   if (what == Frozen::nothing) return model;
   DecoderBlock& second = *model.blocks[1];
@@ -82,7 +82,7 @@ std::vector<FlatUnit> trained(std::vector<FlatUnit> units) {
   return units;
 }
 
-// A unit's values or gradients on rank 0; undefined elsewhere.
+// A unit's full values or gradients on rank 0; undefined on other ranks.
 Tensor gather_full(const DataStrategy& strategy, size_t unit, Tensor FlatUnit::*kind) {
   const bool none = strategy.shards().empty();  // DataParallel stores nothing on other ranks
   return gather_unit(strategy.axis(), strategy.layout(), unit, none ? Tensor() : strategy.shards()[unit].*kind);
@@ -179,7 +179,8 @@ double run_microbatch(const Setting& given, Decoder& model, DataStrategy& strate
   return test::run_microbatch(strategy, model, ids, targets, 1.0 / static_cast<double>(given.tokens()), j);
 }
 
-// The same with a strategy: rank 0's results. Checks that all ranks have the same loss, norm and final parameters.
+// The same training with a strategy; returns rank 0's results. Checks that all ranks have the same loss, norm and final
+// parameters.
 Record parallel(const Setting& given) {
   std::vector<Record> records(static_cast<size_t>(given.ranks));
   const LaunchOptions how{.ranks = given.ranks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = given.algorithm};
@@ -415,13 +416,13 @@ TEST(DataParallelCost, TrafficAndMemoryMatchHandComputation) {
     EXPECT_EQ(count(Op::broadcast), (OpCount{1, root ? 2 * 14016 : 0}));
     EXPECT_EQ(count(Op::gather), (OpCount{2, root ? 0 : 2 * 128}));
     EXPECT_EQ(count(Op::reduce), (OpCount{1, root ? 0 : 14016}));
-    // The norm of four units: three values to their owners, its own to two ranks.
+    // The norm's all-reduce of four values: the root sends three to their owners and its own sum to two ranks.
     EXPECT_TRUE(!root || count(Op::all_reduce) == (OpCount{1, 40})) << count(Op::all_reduce).sent;
     const auto live = [&](Category of) { return arena->usage(of).live; };
     EXPECT_EQ(live(Category::parameters), root ? 14016 : 0);
     EXPECT_EQ(live(Category::gradients), root ? 14016 : 0);
-    // The root's ids 16, the losses 24, its own 8, all logits 3 x 128, their log-sum-exp 12 x 4; another's copy of the
-    // parameters, gradients, ids, its loss.
+    // Root: its ids 16, the losses 24, its own loss 8, all logits 3 x 128, their log-sum-exp 12 x 4. Other ranks: a
+    // copy of the parameters, gradients, ids, their loss.
     EXPECT_EQ(arena->usage(Category::communication).peak, root ? 16 + 24 + 8 + 384 + 48 : 2 * 14016 + 16 + 8);
   });
 }
@@ -493,7 +494,8 @@ TEST(NormOfOnes, IsExactUnderEveryStrategy) {
   }
 }
 
-// Frozen parameters: unchanged bits, without gradients, state, traffic or counts; the others train as on one rank.
+// Frozen parameters are bitwise unchanged, without gradients, state, traffic or counts; the others train as on one
+// rank.
 
 // Elements of all units, or of those that train; padded for ZeRO on two ranks.
 int64_t elements(Decoder& model, bool all, bool padded) {
@@ -519,7 +521,7 @@ void expect_frozen(const Setting& given, const Record& expected) {
     for (const Slot& slot : unit.slots) trains.push_back(slot.parameter->trainable);
   for (size_t p = 0; p < run.first.size(); ++p) changed.push_back(run.first[p] != run.last.at(p));
   EXPECT_EQ(changed, trains);
-  // The positions, a block's twelve, the other's norms and attention; the table.
+  // Frozen: the positions, the first block's twelve, the second block's norms and attention; optionally the table.
   EXPECT_EQ(std::ranges::count(trains, false), given.frozen == Frozen::table_too ? 22 : 21);
 }
 

@@ -22,13 +22,13 @@ constexpr uint64_t kSeed = 5;
 struct Watched {
   std::vector<TraceEvent> reductions;      // all-reduces of one step
   std::vector<double> begins, ends;        // when each micro-batch's backward pass begins and ends
-  double head = 0, block = 0, lookup = 0;  // when the last one reaches the head, the first block, the lookup
+  double head = 0, block = 0, lookup = 0;  // when the last backward pass reaches these modules
   std::vector<ReductionSpan> cut;
   int64_t parameters = 0;
   test::Bytes values;  // of units, after all steps
 };
 
-// Records when the backward pass leaves a module's part of the graph.
+// Records when the backward pass leaves a module.
 void note_backward(Module& module, const Trace& trace, std::vector<double>& when) {
   module.wrap([&](const Module::Inner& inner, const Var& x) {
     return on_backward(inner(x), [&] { when.push_back(trace.now()); });
@@ -126,7 +126,7 @@ TEST(Ddp, BucketSizeDeterminesBucketCount) {
       {1, 2 + 2 * 12 + 2},     // one per parameter
       {4 * kElements, 1},      // all
       {4 * kElements + 1, 1},  // larger than all
-      // From the end: the last norm and the block above it; the block below and the positions; the tokens.
+      // Buckets from the end: the last norm and the second block; the first block and the positions; the tokens.
       {4 * (kBlock + 64), 3},
   };
   for (const auto& [bytes, calls] : cases) {

@@ -108,7 +108,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
     c.gather(part, all, root);
     c.scatter(me == root ? full : all, got, root);
     for (const Tensor& t : {x, got}) out.push_back(as_bytes(t));
-    if (me == root || make_input == rank_input) out.push_back(as_bytes(y));  // over NCCL the others' are undefined
+    if (me == root || make_input == rank_input) out.push_back(as_bytes(y));  // undefined on other ranks over NCCL
     if (me == root) out.push_back(as_bytes(all));
   }
   const Tensor in = make_input(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);

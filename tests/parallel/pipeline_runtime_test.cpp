@@ -28,8 +28,8 @@ Tensor normal(const std::string& name, int microbatch, const ArenaPtr& arena) {
 // y = x + down(gelu(up(norm(x)))): a residual stream, so that gradients have several uses across the boundary.
 struct Layer : Module {
   LayerNorm& norm = child<LayerNorm>("norm", kChannels);
-  Linear& up =
-      child<Linear>("up", kChannels, kChannels, Linear::Options{.deviation = 0.5, .activation = Activation::gelu});
+  Linear& up = child<Linear>("up", kChannels, kChannels,
+                             Linear::Options{.deviation = 0.5, .activation = ActivationOptions{Activation::gelu}});
   Linear& down = child<Linear>("down", kChannels, kChannels, Linear::Options{.deviation = 0.5});
   Var forward(const Var& x) override { return add(x, down(up(norm(x)))); }
 };

@@ -33,7 +33,7 @@ double dot(const Tensor& a, const Tensor& b) {
   return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
 }
 
-// This rank's part of a tensor of shape `full`: equal on all ranks in R and I, random on every rank in P.
+// This rank's local tensor for a tensor of shape `full`: equal on all ranks in R and I, random on every rank in P.
 Tensor placed(const Placement& p, const Shape& full, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
   if (p == P) return random_tensor(full, arena, name, static_cast<uint64_t>(axis.rank()));
   const Tensor all = random_tensor(full, arena, name, kTogether);
@@ -54,8 +54,8 @@ Tensor represented(const Placement& p, const Shape& full, const Communicator& ax
   return sum;
 }
 
-// <value, gradient> for a value in p and its gradient in dual(p), summed over ranks, except in I, where each has all of
-// it.
+// <value, gradient> for a value in p and its gradient in dual(p), summed over ranks, except in I, where each rank has
+// the full value and gradient.
 double paired(const Placement& p, const Tensor& value, const Tensor& gradient, Communicator& axis) {
   const double own = dot(value, gradient);
   return p == I ? own : axis.sum(own);
@@ -67,7 +67,7 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
   for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], tolerance) << what << " at " << i;
 }
 
-// Checks that this rank's part of the result, and in P the sum over ranks, matches the original.
+// Checks that this rank's local result, in P summed over ranks, matches the original.
 void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& full, Communicator& axis,
                  uint64_t name, const std::string& what) {
   const ArenaPtr& arena = got.arena();
@@ -89,7 +89,7 @@ void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from,
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);
   expect_kept(from, to, y.value(), full, axis, name, what);
-  // The gradient of a P is an R, equal on all ranks, and so on: dual() determines the sample.
+  // dual() determines the gradient's placement: for P it is R, so the gradient is equal on all ranks.
   const Tensor dy = placed(dual(to), full, axis, arena, name + 1);
   const double forward = paired(to, y.value(), dy, axis);
   backward(y, {.seed = dy.clone()});

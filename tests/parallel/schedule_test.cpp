@@ -29,7 +29,7 @@ size_t count(const Schedule& s, PassKind what) {
   return n;
 }
 
-// Random passes in a random order, each at most once.
+// Applies random transformation passes in a random order, each at most once.
 Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
   std::vector<std::function<Schedule(const Schedule&)>> passes{split_backward, insert_messages};
   while (!passes.empty()) {
@@ -234,7 +234,7 @@ void for_sizes(const F& f) {
 }
 
 // In the naive schedule one rank works at a time, GPipe has every micro-batch in flight, 1F1B has GPipe's bubble with
-// less memory, and ZB-H1 a third of it.
+// less memory, and ZB-H1 a third of that bubble.
 TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryInPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
@@ -303,7 +303,7 @@ TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
     expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
 }
 
-// Splitting the backward pass without reordering changes no times; neither do free messages.
+// Splitting the backward pass without reordering changes no times, nor do zero-cost messages.
 TEST(Simulate, SplitBackwardAndFreeMessagesPreserveMakespan) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 2 * p, 3 * p + p})

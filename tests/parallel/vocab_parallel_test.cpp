@@ -102,7 +102,7 @@ TEST(VocabParallel, MaximumIsReducedOverAllRanks) {
   });
 }
 
-// No second tensor of their size is allocated, unless the logits have another owner.
+// No second tensor of the logits' size is allocated, unless the logits' storage is shared.
 TEST(VocabParallel, GradientOverwritesLogits) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
@@ -150,7 +150,7 @@ TEST(VocabParallel, LookupMatchesFullTableBitwise) {
     });
 }
 
-// With the errors of the plain operations, on every rank, so that no rank blocks.
+// Errors are those of the unsharded operations, on every rank, so that no rank blocks.
 TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 // A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
 TEST(Collectives, TimeoutExcludesSuspendedTime) {
   AwakeTimer timer;
-  EXPECT_LT(timer.seconds(), 0.1);
+  EXPECT_LT(timer.seconds(), 0.3);
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(milliseconds(20));
     timer.seconds();
@@ -102,7 +102,7 @@ TEST(Collectives, CallersMayOverwriteArraysAfterCall) {
     });
 }
 
-// One of several ranks requests another size, dtype, operation, root or reduction; the others agree.
+// One of several ranks requests a different size, dtype, operation, root or reduction; the others agree.
 TEST(Collectives, ErrorsNameMismatchedRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
@@ -170,13 +170,13 @@ Watched watch_zero(int stage, double late) {
   return out;
 }
 
-// On a busy machine computation may take longer than the other rank's delay; then retries with longer delays. A rank
-// that blocks instead of computing fails with any delay.
+// On a busy machine computation may take longer than the other rank's delay; then the test retries with longer delays.
+// A rank that blocks instead of computing fails with any delay.
 template <class F>
 Watched watch_zero_until(int stage, const F& overlaps) {
-  for (const double late : {0.004, 0.02})
+  for (const double late : {0.004, 0.02, 0.1})
     if (Watched w = watch_zero(stage, late); overlaps(w)) return w;
-  return watch_zero(stage, 0.1);
+  return watch_zero(stage, 0.5);
 }
 
 TEST(ZeroOverlap, ParameterPrefetchOverlapsComputation) {

@@ -57,7 +57,7 @@ TEST(TesseraRuns, MeasurementReportsProgress) {
 TEST(TesseraRuns, PredictedTrafficAndBytesMatchVerify) {
   for (uint64_t trial = 0; trial < test::plans(10); ++trial) {
     const Case c = random_case(trial);
-    Job job = own_job(c).value();
+    TrainConfig job = own_job(c).value();
     job.optim.steps = 1;
     const Prediction p = predict(c);
     const VerifyResult r = verify(job);
@@ -109,7 +109,7 @@ TEST(TesseraRuns, PredictedMemoryApproximatesDryRun) {
   int64_t near = 0;
   for (int64_t trial = 0; trial < trials; ++trial) {
     const Case c = large(static_cast<uint64_t>(trial));
-    const std::optional<Job> own = own_job(c);
+    const std::optional<TrainConfig> own = own_job(c);
     ASSERT_TRUE(own) << trial;
     const Prediction full = predict(c);
     for (const bool simulated : {false, true}) {

@@ -34,7 +34,7 @@ inline constexpr Extreme kExtremes[] = {Extreme::apart,       Extreme::rising, E
 
 // Each key's scores are near its level, which varies between blocks of keys or between keys.
 inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& random) {
-  constexpr int64_t kBlock = 16;  // smaller than a kernel's, so that each kernel block has several
+  constexpr int64_t kBlock = 16;  // smaller than kernel blocks, so that each of these contains several levels
   const double rising = 240.0 * static_cast<double>(j) / static_cast<double>(tokens) - 120;
   if (extreme == Extreme::apart)
     return 60.0 * static_cast<double>(random.below(5, static_cast<uint64_t>(j / kBlock), 1)) - 120;

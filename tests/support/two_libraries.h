@@ -30,7 +30,7 @@ struct MaximumUlps {
 inline constexpr MaximumUlps kErfc{"erfc", DType::float64, 5, 5}, kExp{"exp", DType::float64, 1, 1},
     kTanh{"tanh", DType::float64, 1, 2}, kLog{"log", DType::float64, 1, 1}, kLogFloat{"logf", DType::float32, 1, 1};
 
-// A value, and its maximum difference between both sides. Equal operands are rounded alike.
+// A value, and its maximum difference between both sides. Equal operands are rounded identically.
 struct Near {
   double value = 0, apart = 0, epsilon = 0;
   Near rounded() const { return {value, apart > 0 ? apart + epsilon * std::abs(value) : 0, epsilon}; }

@@ -1,5 +1,5 @@
-// GPU attention against the CPU: plain kernels, tensor cores, and cuDNN: its support checks, which need no GPU, and its
-// results compared with Tessera's kernels and the CPU.
+// GPU attention compared with the CPU: plain kernels, tensor cores, and cuDNN, whose support checks need no GPU and
+// whose results are also compared with Tessera's kernels.
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -55,7 +55,7 @@ Operands operands(int64_t batch, int64_t tq, int64_t tk, const Heads& heads, int
 struct Results {
   AttentionResult forward;
   Tensor gradients;  // packed as well
-  Operands parts;    // slices the gradients into those of q, k and v
+  Operands parts;    // views of the gradients of q, k and v
 };
 
 bool same_bits(const Results& a, const Results& b) {
@@ -137,7 +137,7 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   EXPECT_EQ(got.forward.out.dtype(), here.forward.out.dtype());
   EXPECT_LE(apart(got.forward.out, here.forward.out), bound) << what;
   EXPECT_LE(apart(got.forward.lse, here.forward.lse), error_bound(accum_dtype(c.dtype))) << what;
-  // Relative to the largest of all three: if queries see one key, score gradients consist of rounding errors.
+  // Relative to the largest of the three gradients: if queries see one key, score gradients are only rounding errors.
   EXPECT_LE(apart(got.gradients, here.gradients), bound) << what;
   if (trial % 4 != 0) return;
   EXPECT_TRUE(same_bits(run(there, o, wide), got)) << what;
@@ -163,8 +163,8 @@ TEST_F(AttentionGpu, TensorCoresSupportHeadDim128) {
   for (uint64_t trial = 0; trial < 10; ++trial) check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
 }
 
-// A group's gradients of keys and values are the sums over its heads computed alone; each query has the same bits as
-// alone.
+// Key and value gradients of a group are the sums over its heads, each computed separately; query results are bitwise
+// identical to a separate computation.
 TEST_F(AttentionGpu, KeyValueGradientsAreSumsOverHeadsOfGroup) {
   for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
     if (!test::has_kernels(c.dtype, Device::cuda)) continue;
@@ -193,7 +193,7 @@ TEST_F(AttentionGpu, KeyValueGradientsAreSumsOverHeadsOfGroup) {
   }
 }
 
-// A single query at the same position in the matrix has the bits of its row among others and in another batch.
+// A query computed alone at its position is bitwise identical to its row in a larger problem and in a different batch.
 TEST_F(AttentionGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const Case& c : {Case{DType::float32, 20}, Case{DType::bfloat16, 33}, Case{DType::bfloat16, 64}})
     for (const double dropout : {0.0, 0.2}) {
@@ -246,7 +246,7 @@ class CudnnChecks : public testing::Test {
   }
 };
 
-// Checks a forward problem and both modes of its backward.
+// Checks a forward problem and both modes of its backward pass.
 void expect_supported(const std::function<FusedAttention(bool backward)>& problem) {
   EXPECT_EQ(refused(problem(false)), "") << "forward";
   for (const bool deterministic : {false, true}) {
@@ -270,8 +270,8 @@ TEST_F(CudnnChecks, AcceptGptShapes) {
         }
 }
 
-// Tiles of ring attention: a rank's own tokens, all its queries with another rank's first chunk, and its second chunk
-// of queries with both chunks.
+// Tiles of ring attention: a rank's own tokens; all its queries with the first chunk of a different rank; and its
+// second chunk of queries with both chunks of that rank.
 TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {128, 512, 1000, 4096})
@@ -386,7 +386,8 @@ TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
   EXPECT_EQ(fixed->local<KernelLog>().backward.cudnn, 3);
 }
 
-// cuDNN's kernels run when selected: called directly they report success, and attention() has the same bits.
+// cuDNN's kernels run when selected: called directly they report success, and attention() returns the same result
+// bitwise.
 TEST_F(CudnnGpu, RunsIfSelected) {
   if constexpr (kWithCudnn) {
     const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);
@@ -405,7 +406,8 @@ TEST_F(CudnnGpu, RunsIfSelected) {
   }
 }
 
-// cuDNN is not used for dropout, a KV cache's query or unrounded sums: those have the bits of Tessera's kernels.
+// cuDNN is not used for dropout, decoding from a KV cache or unrounded sums: results are bitwise those of Tessera's
+// kernels.
 TEST_F(CudnnGpu, FallsBackToCustomKernels) {
   const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};

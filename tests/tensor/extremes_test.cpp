@@ -232,7 +232,7 @@ TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
 // Attention with extreme scores: far apart between blocks of keys, all equal, blocks of one key, the first and the last
 // query; compared with plain float64 loops.
 
-// Scores of 200 leave that much less precision for their differences.
+// Scores near 200 leave less precision for their differences.
 double attention_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
 
 void expect_matches_reference(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
@@ -270,7 +270,7 @@ TEST_F(AttentionExtremeInputs, MatchReferenceLoops) {
     shapes.push_back({.tq = tokens, .tk = tokens, .d = 8});
     shapes.push_back({.b = 2, .tq = tokens, .tk = tokens, .h = 2, .d = 5, .causal = false});
   }
-  for (const int64_t queries : {1, 7, 16, 17, 65})  // the last ones, as in decoding
+  for (const int64_t queries : {1, 7, 16, 17, 65})  // the last queries, as in decoding
     shapes.push_back({.tq = queries, .tk = 130, .h = 4, .k = 2, .d = 16});
   for (const int64_t keys : {1, 16, 65})  // a ring attention tile: all queries, fewer keys
     shapes.push_back({.tq = 130, .tk = keys, .h = 4, .k = 2, .d = 16, .causal = false});

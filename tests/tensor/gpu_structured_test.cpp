@@ -31,7 +31,7 @@ using namespace test;
 
 using StructuredGpu = test::OnGpu;
 
-// One element may round the other way: half an ulp plus the error of the sums.
+// An element may be rounded differently: half an ulp, plus the error of the sums.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 8e-3; }
 
 Tensor make_ids(const std::vector<int32_t>& v) {
@@ -122,17 +122,17 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
       add_(along, beta);
       EXPECT_TRUE(same_bits(twice, along));
       if (shape[0] == 0) continue;
-      for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
+      for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::silu}) {
         Tensor dbias = sums.gamma.to.clone(), dbias_there = gamma.contiguous();
-        const Tensor dh = bias_gelu_backward(dy.clone(), x, &dbias, form);
-        const Tensor dh_there = bias_gelu_backward(dy.to(arena).clone(), x.to(arena), &dbias_there, form);
-        with_gelu(form, [&](auto op) { test::expect_near_gradient<decltype(op)>(dh_there, dh, dy, x); });
+        const Tensor dh = bias_activation_backward(dy.clone(), x, &dbias, kind);
+        const Tensor dh_there = bias_activation_backward(dy.to(arena).clone(), x.to(arena), &dbias_there, kind);
+        with_activation(kind, [&](auto op) { test::expect_near_gradient<decltype(op)>(dh_there, dh, dy, x); });
         EXPECT_LT(apart(dbias_there, dbias), bound(dtype));
       }
     }
 }
 
-// A row with more tokens than a block collects at a time, rows without tokens, a table of another dtype.
+// A row with more tokens than a block collects at a time, rows without tokens, a table of a different dtype.
 TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
   for (const int64_t vocab : {3, 300, 2100})
     for (const DType dtype : test::floating(arena)) {
@@ -303,7 +303,7 @@ struct Routing {
 };
 
 // Sometimes all logits have few distinct values, so that many are equal; long sequences, many experts, given choices.
-// `crowded`: given choices of other logits, some of which are dropped.
+// `crowded`: the given choices come from different logits, and some are dropped.
 Routing random_routing(Draw& d, DType dtype, bool crowded) {
   const int64_t experts = crowded ? 5 : d.of<int64_t>({1, 2, 5, 8, 33, 64, 300, 2000}), sequences = d.between(1, 4),
                 length = crowded ? 40 : std::min<int64_t>(experts > 64 ? 5 : 300, d.of<int64_t>({1, 3, 40, 300})),
@@ -413,7 +413,7 @@ TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
     }
 }
 
-// bfloat16 accumulates in steps of sixteen: close; other dtypes have the bits of the CPU.
+// bfloat16 accumulates in steps of sixteen, so a bound applies; other dtypes are bitwise identical to the CPU.
 void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
   if (dtype != DType::bfloat16)
     EXPECT_TRUE(same_bits(found, expected));
@@ -426,7 +426,7 @@ struct Sizes {
   int64_t k, n;
 };
 
-// Empty groups, single rows, parts of a tile and several tiles; sometimes more groups than one launch supports.
+// Empty groups, single rows, partial tiles and several tiles; sometimes more groups than one launch supports.
 Sizes random_sizes(Draw& d) {
   const bool many = d.between(0, 5) == 0;
   const int64_t unit = d.of<int64_t>({1, 8}), most = (many ? 30 : 150) / unit;
@@ -469,7 +469,7 @@ class RowsOfGroups {
     }
   }
 
-  // In each supported gradient dtype; also non-contiguous.
+  // Gradients of each supported dtype, also non-contiguous.
   void check_gradients() {
     for (const DType to : {dtype_, accum_dtype(dtype_)}) check_gradients(to, false);
     check_gradients(DType::float32, true);
@@ -528,7 +528,7 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
     }
 }
 
-// Independent of the other rows and groups and their number, also if more of them select another tile size.
+// Even if a different number of rows and groups selects a different tile size.
 TEST_F(ExpertsGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;

@@ -66,7 +66,7 @@ TEST_F(TensorsGpu, RejectHostAccess) {
   EXPECT_THROW(drawn({3}, DType::float32, "c").device_data<float>(), Error);
 }
 
-// Bitwise identical to the CPU, except for functions of two libraries: float64 functions and log.
+// Bitwise identical to the CPU, except float64 functions and log, which the C library and CUDA compute differently.
 TEST_F(TensorsGpu, UnaryOpsMatchCpuBitwise) {
   UnaryOps::for_each([&]<class Op>(Op) {
     for (const DType dtype : test::floating(arena))
@@ -99,7 +99,7 @@ TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportReason) {
             "float64 kernels (-DTESSERA_FLOAT64_KERNELS=ON)");
 }
 
-// If 1 - tanh^2 x is small, an error of a few ulps of tanh is a hundred times as many ulps of it.
+// If 1 - tanh^2 x is small, an error of a few ulps of tanh corresponds to a hundred times as many ulps of the result.
 TEST(MathTolerance, CoversErrorsOfBothLibraries) {
   const auto relative = [](const test::Near& n) { return n.apart / std::abs(n.value); };
   const test::NearOp tanh = test::near_op<Tanh>(3, DType::float64), exact = test::near_op<Tanh>(3, DType::float32);
@@ -177,13 +177,14 @@ TEST_F(RotarySwigluGpu, SwigluMatchesCpuBitwise) {
       const auto n = static_cast<size_t>(shape[shape.ndim() - 1]);
       const auto known = [&](double v) { return test::Near{v, 0, test::machine_epsilon(wide)}; };
       const auto silu = [&](size_t row, size_t j) { return test::near_op<Silu>(in[2 * row * n + j], wide); };
-      test::expect_near(swiglu(there), swiglu(x), wide,
+      test::expect_near(gated_activation(there), gated_activation(x), wide,
                         [&](size_t i) { return silu(i / n, i % n).f * known(in[(2 * (i / n) + 1) * n + i % n]); });
-      test::expect_near(swiglu_backward(dy.to(arena), there), swiglu_backward(dy, x), wide, [&](size_t i) {
-        const size_t row = i / (2 * n), j = i % (2 * n);
-        if (j >= n) return known(up[row * n + j - n]) * silu(row, j - n).f;
-        return known(up[row * n + j]) * known(in[(2 * row + 1) * n + j]) * silu(row, j).df;
-      });
+      test::expect_near(gated_activation_backward(dy.to(arena), there), gated_activation_backward(dy, x), wide,
+                        [&](size_t i) {
+                          const size_t row = i / (2 * n), j = i % (2 * n);
+                          if (j >= n) return known(up[row * n + j - n]) * silu(row, j - n).f;
+                          return known(up[row * n + j]) * known(in[(2 * row + 1) * n + j]) * silu(row, j).df;
+                        });
     }
 }
 
@@ -218,7 +219,7 @@ TEST_F(RotarySwigluGpu, RopeMatchesCpuBitwise) {
       }
 }
 
-// Graph capture: what a launch reads, and what may not be captured.
+// Graph capture: values read at launch, and operations that may not be captured.
 
 using GraphGpu = test::OnGpu;
 

@@ -190,7 +190,7 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
 }
 
 #ifdef __x86_64__
-// A block of pair products against a plain sum. Skipped on CPUs without them.
+// A block of pair products against a plain sum. Skipped on CPUs without the instructions.
 
 using cpu::kTileBlock, cpu::kTileDepth, cpu::kTileElements, cpu::kTileRows;
 

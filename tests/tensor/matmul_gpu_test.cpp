@@ -180,7 +180,7 @@ TEST_F(MatmulGpu, ResultsAreBitwiseIdenticalOnAllRanks) {
     }).join();
 }
 
-// At this size a GPU is faster with rounded operands; small matmuls are never rounded, even if allowed.
+// At this size a GPU is faster with rounded operands; operands of small matmuls are never rounded, even if allowed.
 TEST_F(MatmulGpu, RoundsOperandsOnlyIfTf32IsAllowed) {
   Draw draw(2);
   const Tensor a = draw.normal({128, 1024}, DType::float32, arena),
@@ -305,7 +305,8 @@ Tensor normal(uint64_t seed, const Shape& shape, DType dtype, const ArenaPtr& ar
 // Exact reference: the same values in float64 on the host.
 Tensor exactly(const Tensor& t) { return t.defined() ? t.on_host().to(DType::float64) : Tensor(); }
 
-// Checks that each element differs from `exact` by at most the fraction `part` of it plus `rest` of the largest.
+// Checks that each element differs from `exact` by at most `part` of its magnitude plus `rest` of the largest
+// magnitude.
 void expect_near(const Tensor& found, const Tensor& exact, double part, double rest, const std::string& what) {
   const std::vector<double> a = numbers(found), b = numbers(exact);
   ASSERT_EQ(a.size(), b.size()) << what;
@@ -318,7 +319,7 @@ void expect_near(const Tensor& found, const Tensor& exact, double part, double r
 struct Sizes {
   int64_t rows, in, out;
 };
-// The library cannot fuse the last size with its GELU: rows of h are not a multiple of 8.
+// The library cannot fuse the last size with its GELU: the row length of h is not a multiple of 8.
 constexpr Sizes kSizes[] = {{5, 16, 24}, {64, 8, 8}, {33, 40, 64}, {7, 3, 16}, {9, 16, 13}};
 constexpr double kRounding = 0x1p-8;
 
@@ -329,7 +330,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
         const double unit = dtype == DType::bfloat16 ? kRounding : 1e-6;
         const Tensor x = normal(1, {2, rows, in}, dtype, arena), up = normal(2, {out, in}, dtype, arena),
                      b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
-        const BiasGelu forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
+        const Activated forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
         EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
         expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the sum before adding the bias
         expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
@@ -381,7 +382,7 @@ TEST_F(LinearGeluGpu, ResultsAreBitwiseIndependentOfStridesAndAddresses) {
                  b = normal(3, {out}, x.dtype(), arena), dy = normal(4, {rows, out}, x.dtype(), arena),
                  h = normal(5, {rows, in}, x.dtype(), arena);
     const auto all = [&](const auto& lay) {
-      const BiasGelu forward = linear_gelu(lay(x), lay(w), lay(b));
+      const Activated forward = linear_gelu(lay(x), lay(w), lay(b));
       Tensor dw = lay(w.to(DType::float32)), product = lay(dw.make(dy.shape()));
       const Tensor sums = linear_weight_grad_and_sums(dw, lay(dy), lay(x)),
                    dh = linear_input_grad_gelu(lay(dy), lay(w), lay(h), nullptr);

@@ -67,7 +67,7 @@ double nearest_value(std::span<const float> values, double x) {
   return *std::ranges::min_element(values, {}, [&](float v) { return std::abs(v - x); });
 }
 
-// Quantizes to NF4 as in the paper, with a search instead of every shortcut.
+// Quantizes to NF4 as in the paper, with an exhaustive search instead of shortcuts.
 std::vector<double> nf4_reference(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {
@@ -110,7 +110,7 @@ TEST(Quantize, Nf4MatchesReferenceEncoder) {
 // NF4 values are quantiles of the normal distribution, equally spaced in probability on each side of 0 and scaled so
 // that the outermost, at 0.9677083, is 1. The 8-bit values are the bin centres of bitsandbytes' dynamic map.
 TEST(Quantize, CodebooksMatchTheirDefinitions) {
-  constexpr double kOutermost = 0.9677083, kScale = 1.8481307;  // the normal quantile of the first is the second
+  constexpr double kOutermost = 0.9677083, kScale = 1.8481307;  // kScale: normal quantile of kOutermost
   for (int i = 0; i < 16; ++i) {
     const double side = (i - 7) / (i < 7 ? 7.0 : 8.0);
     const double probability = 0.5 * std::erfc(-kScale * nf4_values()[static_cast<size_t>(i)] * M_SQRT1_2);
@@ -190,7 +190,7 @@ TEST(Quantize, DetectsSplitBlocks) {
   const Packing p{.codec = Codec::nf4, .rows = 3, .columns = 96, .fused_rows = {3}};
   const std::vector<ElementRun> rows{{0, 96, 192}}, last{{0, 192, 96}};
   EXPECT_EQ(splits_block(p, rows), 96);
-  EXPECT_EQ(splits_block(p, last), 0);  // from a bound to the end, which may be inside a block
+  EXPECT_EQ(splits_block(p, last), 0);  // from a block boundary to the end, which may be inside a block
 }
 
 // GPTQ codes: each value is within half a step of its original, and zero is exact.

@@ -1,5 +1,5 @@
-// Scalars: the RNG against published vectors, bfloat16 rounding over all values and of copies, accuracy of exp and
-// tanh, and bitwise identical results on every instruction set (also of Tessera's GEMM).
+// Scalars: the RNG against published vectors, rounding of all bfloat16 values and of copies, accuracy of exp and tanh,
+// and bitwise identical results on every instruction set (also of Tessera's GEMM).
 
 #include <algorithm>
 #include <array>
@@ -263,7 +263,7 @@ std::vector<double> floats() {
   return out;
 }
 
-// Closer to a midpoint than float can represent.
+// Values closer to a midpoint than float can represent.
 std::vector<double> doubles() {
   const Philox random = Philox::named(2, "doubles");
   std::vector<double> out;

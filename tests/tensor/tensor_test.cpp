@@ -175,7 +175,7 @@ TEST(DryRunDevice, GpuLogitsAreComputedInOneBlock) {
   EXPECT_FALSE(blocks(Device::cpu));
 }
 
-// Regions if the system refuses a terabyte of addresses.
+// Regions on a system that refuses a terabyte of addresses.
 
 // In a separate process: regions are disjoint, map only what is used, and release their addresses.
 [[noreturn]] void use_regions_under_a_limit() {

@@ -246,7 +246,7 @@ TEST_F(CheckpointTest, FailedSaveOnFullDiskLeavesNoFilesAndNamesFile) {
   EXPECT_EQ(newest()->step, 10);
 }
 
-// Killed at random moments during repeated saves: what is found always opens, and leftovers are removed.
+// Kills at random moments during repeated saves: a complete checkpoint always remains, and partial ones are removed.
 TEST_F(CheckpointTest, KillAtAnyMomentLeavesCompleteCheckpoint) {
   save(1, 2, 200000);
   const Philox random(8);
@@ -271,7 +271,7 @@ TEST_F(CheckpointTest, KillAtAnyMomentLeavesCompleteCheckpoint) {
   EXPECT_GT(unfinished, 0);
 }
 
-// This process has started none, so an attempt with its pid belongs to a dead process.
+// This process has no save in progress, so a partial checkpoint with its pid belongs to a dead process.
 TEST_F(CheckpointTest, RetainsPartialCheckpointsOfLiveProcesses) {
   save(1);
   const pid_t living = fork();
@@ -379,7 +379,7 @@ TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   write_best(dir(), {3, 1.5});
   const fs::path whole = path("whole");
   fs::copy(dir(), whole, fs::copy_options::recursive);
-  // Only moved aside.
+  // The old checkpoint is renamed, and the new one is not yet in place.
   fs::rename(dir() / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: old");
   ASSERT_TRUE(best_checkpoint(dir()));
@@ -387,7 +387,7 @@ TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   save(3, "new");
   EXPECT_EQ(newest_text(), "3: new");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3"})) << "the older one goes at the next save";
-  // Moved aside and replaced, but not yet removed.
+  // The old checkpoint is renamed and replaced, but not yet removed.
   fs::rename(whole / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: new");
   save(4, "next");

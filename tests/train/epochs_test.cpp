@@ -1,5 +1,5 @@
-// Rows read by ranks: every window once per epoch under any layout; the rows of workers with local updates; and all of
-// a split for validation.
+// Rows read by ranks: every window once per epoch under any layout; the rows of asynchronous workers; and all rows of a
+// split for validation.
 
 #include <algorithm>
 #include <array>
@@ -64,9 +64,10 @@ class EpochsTest : public testing::Test {
   // Values and state after the given number of steps of 12 sequences.
   static File trained(const Dataset& data, Plan plan, int64_t steps) {
     plan.threads_per_rank = 1;
-    const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = kContext, .vocab = 256, .dropout = 0.1},
-                  .optim = {.lr = 0.02, .warmup = 1, .steps = steps, .batch = kBatch},
-                  .plan = plan};
+    const TrainConfig job{
+        .model = {.layers = 2, .heads = 2, .channels = 16, .context = kContext, .vocab = 256, .dropout = 0.1},
+        .optim = {.lr = 0.02, .warmup = 1, .steps = steps, .batch = kBatch},
+        .plan = plan};
     check(job);
     File out;
     train(job, make_sequences(data, kContext, kBatch, 1), steps,
@@ -103,11 +104,11 @@ TEST_F(EpochsTest, ShuffleSingleFileOnlyOnRequest) {
   EXPECT_NE(firsts(make_sequences(data, kContext, 5, 3), 5, 0, 10), seen);
 }
 
-// A data set in a mixture has its own epochs, independent of the others.
+// Each dataset of a mixture has separate epochs.
 TEST_F(EpochsTest, MixtureSourcesHaveSeparateEpochs) {
   const Dataset data = mixture();
   const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
-  const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
+  const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 by source
   std::multiset<int32_t> expected;                                      // the windows of complete epochs
   int64_t begun = 0;
   for (size_t k = 0; k < 3; ++k) {
@@ -145,7 +146,7 @@ TEST_F(EpochsTest, EveryLayoutReadsSameRows) {
 // A loss and gradients, or values, by name.
 using Values = std::map<std::string, std::vector<double>>;
 
-Job make_job(int64_t ranks, int64_t microbatches) {
+TrainConfig make_job(int64_t ranks, int64_t microbatches) {
   Plan plan{.dp = ranks, .dp_mode = DataMode::ps_async, .staleness = 2, .microbatches = microbatches};
   plan.servers = std::min<int64_t>(ranks, 2);
   plan.threads_per_rank = 1;
@@ -154,7 +155,7 @@ Job make_job(int64_t ranks, int64_t microbatches) {
           .plan = plan};
 }
 
-Sequences make_sequences(const Job& job) {
+Sequences make_sequences(const TrainConfig& job) {
   return synthetic_sequences(kVocab, kContext, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
 }
 
@@ -175,8 +176,8 @@ void expect_near(const Values& found, const Values& expected, const std::string&
   }
 }
 
-// Each of a worker's rows separately on one rank with the initial weights.
-Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
+// Losses and gradients of each of a worker's rows, computed separately on one rank with the initial weights.
+Values rows_alone(const TrainConfig& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
   const auto model = full_model(job, kVocab);
   model->materialize(static_cast<uint64_t>(job.optim.seed), arena, DType::float64, DType::float64);
@@ -197,7 +198,7 @@ Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
 }
 
 // One trainer step on one rank with the global batch.
-Values one_rank(Job job, int64_t step) {
+Values one_rank(TrainConfig job, int64_t step) {
   job.plan = {.threads_per_rank = 1};
   Values out;
   train(job, make_sequences(job), 0, [&](Trainer& trainer, Communicator&) {
@@ -208,8 +209,8 @@ Values one_rank(Job job, int64_t step) {
   return out;
 }
 
-// By worker and clock.
-std::vector<std::vector<Values>> worker_values(const Job& job) {
+// Losses and gradients by worker and clock.
+std::vector<std::vector<Values>> worker_values(const TrainConfig& job) {
   std::vector<std::vector<Values>> out(static_cast<size_t>(job.plan.dp));
   launch(launch_options(job.plan), [&](Communicator& world) {
     AsyncTrainer trainer(job, make_sequences(job), world);
@@ -226,7 +227,7 @@ using AsyncWorkers = test::OneThread;
 TEST_F(AsyncWorkers, ComputeTheirRowsOfEachStep) {
   for (const int64_t ranks : {1, 2, 3})
     for (const int64_t microbatches : {1, 2}) {
-      const Job job = make_job(ranks, microbatches);
+      const TrainConfig job = make_job(ranks, microbatches);
       check(job);
       const std::vector<std::vector<Values>> found = worker_values(job);
       const int64_t rows = job.optim.batch / ranks;
@@ -247,9 +248,9 @@ TEST_F(AsyncWorkers, ComputeTheirRowsOfEachStep) {
     }
 }
 
-// A run in its natural order, recording its loads: each row of each step once, by the worker that owns it.
+// A run in its natural order loads each row of each step once, on the worker that owns it.
 TEST_F(AsyncWorkers, LoadEachRowOnce) {
-  const Job job = make_job(3, 2);
+  const TrainConfig job = make_job(3, 2);
   std::mutex one_at_a_time;
   std::map<std::pair<int64_t, int64_t>, std::vector<int>> loaded;  // ranks, by step and row
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -301,16 +302,17 @@ class ValidationTest : public testing::Test {
     for (const int64_t size : kSizes) splits_.push_back(TokenFile::of_tokens(drawn_tokens(size), kVocab, "drawn"));
   }
 
-  static Job make_job(const Plan& plan, int64_t batch) {
-    Job job{.model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.4},
-            .optim = {.warmup = 0, .steps = 0, .batch = batch, .dtype = DType::float64},
-            .plan = plan};
+  static TrainConfig make_job(const Plan& plan, int64_t batch) {
+    TrainConfig job{
+        .model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.4},
+        .optim = {.warmup = 0, .steps = 0, .batch = batch, .dtype = DType::float64},
+        .plan = plan};
     job.plan.threads_per_rank = 1;
     return job;
   }
 
-  // On one rank without dropout, independent of plans.
-  static std::vector<double> expected(const Job& job) {
+  // The splits' losses on one rank without dropout, independent of plans.
+  static std::vector<double> expected(const TrainConfig& job) {
     ModelConfig config = job.model;
     config.dropout = 0;
     const std::unique_ptr<LanguageModel> model = make_model(config);
@@ -325,8 +327,8 @@ class ValidationTest : public testing::Test {
     return out;
   }
 
-  // On each rank, for each split.
-  std::vector<std::vector<double>> found(const Job& job) const {
+  // The splits' losses under the job's plan, by rank.
+  std::vector<std::vector<double>> found(const TrainConfig& job) const {
     const Values values = drawn_values(*full_model(job, kVocab));
     std::vector<std::vector<double>> out(static_cast<size_t>(job.plan.ranks()));
     launch(launch_options(job.plan), [&](Communicator& world) {
@@ -347,7 +349,7 @@ class ValidationTest : public testing::Test {
     return out;
   }
 
-  void expect_direct(const Job& job) const {
+  void expect_direct(const TrainConfig& job) const {
     SCOPED_TRACE(to_text(job.plan) + " batch=" + std::to_string(job.optim.batch));
     check(job);
     const std::vector<double> direct = expected(job);
@@ -397,7 +399,7 @@ TEST_F(ValidationTest, LossEqualsMeanOverSplitUnderRandomPlans) {
     if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
     plan.zero = static_cast<ZeroStage>(draw(4));
     if (plan.pp > 1 && draw(2) == 1) plan.schedule = ScheduleKind::zb_v;
-    Job job = make_job(plan, plan.dp * plan.microbatches * (1 + draw(5)));
+    TrainConfig job = make_job(plan, plan.dp * plan.microbatches * (1 + draw(5)));
     job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
     job.model.tied = draw(2) == 1;
     job.optim.document_mask = draw(2) == 1;
@@ -409,7 +411,7 @@ TEST_F(ValidationTest, LossEqualsMeanOverSplitUnderRandomPlans) {
 TEST_F(ValidationTest, LossEqualsMeanOverSplitOnGpus) {
   if (!kWithCuda) GTEST_SKIP() << "a build without CUDA";
   for (const Plan& plan : {Plan{.dp = 2}, Plan{.dp = 2, .cp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2}}) {
-    Job job = make_job(plan, 6);
+    TrainConfig job = make_job(plan, 6);
     job.plan.device = Device::cuda;
     job.plan.deterministic = true;
     job.optim.document_mask = plan.cp > 1;

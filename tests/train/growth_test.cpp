@@ -57,10 +57,11 @@ std::vector<int64_t> live(const ArenaPtr& arena) {
   return out;
 }
 
-Job make_job(const Plan& plan) {
-  Job job{.model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.1},
-          .optim = {.lr = 0.01, .warmup = 1, .steps = kLate, .batch = 2 * plan.dp * plan.microbatches},
-          .plan = plan};
+TrainConfig make_job(const Plan& plan) {
+  TrainConfig job{
+      .model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.1},
+      .optim = {.lr = 0.01, .warmup = 1, .steps = kLate, .batch = 2 * plan.dp * plan.microbatches},
+      .plan = plan};
   job.plan.threads_per_rank = 1;
   return job;
 }
@@ -74,7 +75,7 @@ void run_outside_steps(Trainer& trainer, const TokenFile& split) {
 
 class Growth : public test::OneThread {
  protected:
-  void expect_constant_live_bytes(const Job& job) const {
+  void expect_constant_live_bytes(const TrainConfig& job) const {
     SCOPED_TRACE(to_text(job.plan));
     check(job);
     train(job, 0, [&](Trainer& trainer, Communicator& world) {
@@ -137,7 +138,7 @@ TEST_F(Growth, LiveBytesAreConstantUnderRandomPlans) {
     if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
     if (plan.pp > 1) plan.schedule = draw(2) == 1 ? ScheduleKind::zb_h1 : ScheduleKind::gpipe;
     plan.recompute = static_cast<Recompute>(draw(4));
-    Job job = make_job(plan);
+    TrainConfig job = make_job(plan);
     job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
     job.model.tied = draw(2) == 1;
     job.optim.document_mask = draw(2) == 1;
@@ -152,7 +153,7 @@ TEST_F(Growth, LiveBytesAreConstantOnGpus) {
   for (Plan plan : {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .cp = 2}}) {
     plan.device = Device::cuda;
     plan.deterministic = true;
-    Job job = make_job(plan);
+    TrainConfig job = make_job(plan);
     job.model.layers = job.model.heads = 2;
     job.model.channels = 8;
     expect_constant_live_bytes(job);
@@ -160,7 +161,7 @@ TEST_F(Growth, LiveBytesAreConstantOnGpus) {
 }
 
 TEST_F(Growth, LiveBytesOfAsyncWorkersAreConstant) {
-  const Job job = make_job({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
+  const TrainConfig job = make_job({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
   launch(launch_options(job.plan), [&](Communicator& world) {
     AsyncTrainer trainer(job, synthetic_sequences(kVocab, kContext, job.optim.batch, 1), world);
     std::vector<int64_t> early;
@@ -195,7 +196,7 @@ TEST_F(Growth, ProcessSizeIsConstant) {
        {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2, .microbatches = 2},
         Plan{.cp = 2}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}}) {
     SCOPED_TRACE(to_text(plan));
-    const Job job = make_job(plan);
+    const TrainConfig job = make_job(plan);
     train(job, 0, [&](Trainer& trainer, Communicator& world) {
       Held first;
       for (int64_t step = 1; step <= kLast; ++step) {

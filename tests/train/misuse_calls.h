@@ -44,7 +44,7 @@ inline std::unique_ptr<DataStrategy> strategy_with(Communicator& world, Language
   return make_data_strategy(model, world, arena(), options);
 }
 
-inline Job job_of_two() { return {.model = small(), .optim = {.steps = 4, .batch = 4}, .plan = {.dp = 2}}; }
+inline TrainConfig job_of_two() { return {.model = small(), .optim = {.steps = 4, .batch = 4}, .plan = {.dp = 2}}; }
 inline Sequences sequences() { return synthetic_sequences(16, 4, 4, 1); }
 
 // Calls of a step: strategies, optimizers, layers, models and trainers.

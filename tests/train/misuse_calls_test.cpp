@@ -1,4 +1,4 @@
-// Calls with a wrong argument, drawn at random from a table: every rank must get an Error that names the argument.
+// Calls with a wrong argument, chosen at random from a table: every rank must get an Error that names the argument.
 // TESSERA_MISUSE is the number of calls, TESSERA_DRAW the seed, TESSERA_MISUSE_ONLY the name of one call of the table.
 #include "tests/train/misuse_calls.h"
 
@@ -92,9 +92,9 @@ std::vector<WrongCall> wrong_calls() {
   add("norm: undefined gamma", kUndefined, [](auto&, Draw&) { norm(var({2, 4}), Var(), Var(), {.center = false}); });
   add("add_norm: undefined y", kUndefined, [](auto&, Draw&) { add_norm(var({2, 4}), Var(), var({4}), var({4})); });
   add("softmax: ()", "softmax", [](auto&, Draw&) { softmax(var({})); });
-  add("bias_gelu: bias", "bias_gelu", [](auto&, Draw& d) { bias_gelu(var({2, 4}), var({d.between(5, 9)})); });
-  add("swiglu: odd", "swiglu", [](auto&, Draw& d) { swiglu(var({2, 2 * d.between(0, 5) + 1})); });
-  add("swiglu: undefined", kUndefined, [](auto&, Draw&) { swiglu(Var()); });
+  add("bias_gelu: bias", "bias_gelu", [](auto&, Draw& d) { activate(var({2, 4}), {}, var({d.between(5, 9)})); });
+  add("swiglu: odd", "swiglu", [](auto&, Draw& d) { activate(var({2, 2 * d.between(0, 5) + 1}), {.gated = true}); });
+  add("swiglu: undefined", kUndefined, [](auto&, Draw&) { activate(Var(), {.gated = true}); });
   add("embedding: id", "embedding", [](auto&, Draw& d) {
     const Tensor ids = ints({3});
     ids.data<int32_t>()[1] = static_cast<int32_t>(d.of({negative(d), d.between(5, 1'000'000)}));
@@ -249,7 +249,7 @@ std::vector<WrongCall> wrong_calls() {
   wrong_options("strategy: fragment of a unit", "fragments",
                 [](Draw& d) { return DataOptions{.strategy = DilocoOptions{.fragments = {d.between(1, 9)}}}; });
   wrong_options("strategy: outer_lr", "outer",
-                [](Draw&) { return DataOptions{.strategy = DilocoOptions{.outer_lr = kNan}}; });
+                [](Draw&) { return DataOptions{.strategy = DilocoOptions{.outer = {.lr = kNan}}}; });
   wrong_options("strategy: dtype", "dtype", [](Draw& d) {
     return DataOptions{.dtype = d.of({DType::int32, DType::uint8})};
   });
@@ -350,7 +350,7 @@ std::vector<WrongCall> wrong_calls() {
     draw_token(floats({4}), {.repetition_penalty = 2}, 0, before);
   });
   add("trainer: ranks", "ranks", [](Communicator& w, Draw& d) {
-    Job job = job_of_two();
+    TrainConfig job = job_of_two();
     job.plan.dp = d.between(3, 9), job.optim.batch = 4 * job.plan.dp;
     Trainer(job, sequences(), w);
   });
@@ -360,7 +360,7 @@ std::vector<WrongCall> wrong_calls() {
     Trainer(job_of_two(), synthetic_sequences(d.between(17, 99), 4, 4, 1), w).step();
   });
   add("trainer: model", "make", [](Communicator& w, Draw&) {
-    Job job = job_of_two();
+    TrainConfig job = job_of_two();
     job.make = nullptr;
     Trainer(job, sequences(), w);
   });
@@ -374,7 +374,7 @@ std::vector<WrongCall> wrong_calls() {
   return all;
 }
 
-// What each of two ranks got.
+// The error message of each of two ranks.
 std::vector<std::string> error_messages(const WrongCall& wrong, uint64_t number) {
   std::vector<std::string> messages(2);
   const auto rank = [&](Communicator& world) {
@@ -391,7 +391,7 @@ std::vector<std::string> error_messages(const WrongCall& wrong, uint64_t number)
   };
   try {
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, rank);
-  } catch (const CommError&) {  // where the wrong call was a communication, no other can follow
+  } catch (const CommError&) {  // after a wrong communication call, the communicator is unusable
   }
   return messages;
 }

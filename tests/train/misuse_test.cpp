@@ -26,7 +26,7 @@ std::string message_from(const std::function<void()>& f) {
   return "no error";
 }
 
-Job small_job() {
+TrainConfig small_job() {
   return {.model = {.layers = 1, .heads = 1, .channels = 8, .context = 4, .vocab = 16},
           .optim = {.steps = 1, .batch = 2}};
 }
@@ -71,7 +71,7 @@ TEST(Misuse, NullModelIsReportedByEveryStrategy) {
 #endif
 
 TEST(Misuse, RejectsEmptyModelFactory) {
-  Job job = small_job();
+  TrainConfig job = small_job();
   job.make = nullptr;
   EXPECT_EQ(message_from([&] { check(job); }),
             "[model] make: expected a callable that returns a model, got an empty std::function");

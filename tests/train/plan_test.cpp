@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/errors.h"
@@ -124,11 +125,11 @@ TEST(Plan, CheckNamesInvalidField) {
   expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpi requires a start by mpirun");
 }
 
-TEST(Job, CheckNamesInvalidFieldAndNearestValidValue) {
-  const auto expect = [](const Job& job, const char* field, const char* words) {
+TEST(Configuration, CheckNamesInvalidFieldAndNearestValidValue) {
+  const auto expect = [](const TrainConfig& job, const char* field, const char* words) {
     expect_field([&] { check(job); }, field, words);
   };
-  EXPECT_NO_THROW(check(Job{}));
+  EXPECT_NO_THROW(check(TrainConfig{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
   expect({.plan = {.microbatches = 5}}, "microbatches",
          "5 does not divide the batch size, 12; nearest valid value: 4 or 6");
@@ -139,12 +140,12 @@ TEST(Job, CheckNamesInvalidFieldAndNearestValidValue) {
   expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "nearest valid value: `tp` 1 or 7");
 }
 
-// A program without options.
-TEST(Job, LossesAreIdenticalUnderDataParallelPlans) {
+// A program that uses the library without command-line options.
+TEST(Configuration, LossesAreIdenticalUnderDataParallelPlans) {
   const auto losses = [](const Plan& plan) {
-    const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
-                  .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.1, .warmup = 0, .steps = 3, .batch = 4},
-                  .plan = plan};
+    const TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 20},
+                          .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.1, .warmup = 0, .steps = 3, .batch = 4},
+                          .plan = plan};
     check(job);
     std::vector<double> out;
     train(job, 0, [&](Trainer& trainer, Communicator& world) {
@@ -166,11 +167,11 @@ TEST(Job, LossesAreIdenticalUnderDataParallelPlans) {
 
 // A custom program may pass each rank a different job, in every field that affects the run.
 TEST(JobConsistency, ErrorsNameDifferingFields) {
-  const Job same{
+  const TrainConfig same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
-  const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
+  const auto expect = [&](const std::function<void(TrainConfig&)>& change, const std::string& words) {
     const auto made = [&](Communicator& world) {
-      Job job = same;
+      TrainConfig job = same;
       if (world.rank() == 1) change(job);
       if (job.plan.dp_mode == DataMode::ps_async)
         const AsyncTrainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
@@ -179,24 +180,24 @@ TEST(JobConsistency, ErrorsNameDifferingFields) {
     };
     expect_error(Status::usage, {"ranks disagree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
-  expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
-  expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
-  expect([](Job& job) { job.plan = {.pp = 2}; }, "`dp` is 2 on rank 0 and 1 on rank 1");
-  expect([](Job& job) { job.plan.zero = ZeroStage::three; }, "`zero` is ");
-  expect([](Job& job) { job.plan.dp_mode = DataMode::ps_async; }, "`dp_mode` is ");
+  expect([](TrainConfig& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
+  expect([](TrainConfig& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
+  expect([](TrainConfig& job) { job.plan = {.pp = 2}; }, "`dp` is 2 on rank 0 and 1 on rank 1");
+  expect([](TrainConfig& job) { job.plan.zero = ZeroStage::three; }, "`zero` is ");
+  expect([](TrainConfig& job) { job.plan.dp_mode = DataMode::ps_async; }, "`dp_mode` is ");
 }
 
 // Plans with experts: load balance, rejected options, and cost per token.
 
-Job small_job() {
-  Job job{.model = {.layers = 3, .heads = 2, .channels = 8, .context = 10, .vocab = 30},
-          .optim = {.steps = 2, .batch = 8},
-          .plan = {.threads_per_rank = 1, .timeout = 20}};
+TrainConfig small_job() {
+  TrainConfig job{.model = {.layers = 3, .heads = 2, .channels = 8, .context = 10, .vocab = 30},
+                  .optim = {.steps = 2, .batch = 8},
+                  .plan = {.threads_per_rank = 1, .timeout = 20}};
   job.model.experts = {.count = 4, .per_token = 2};
   return job;
 }
 
-ExpertLoad expert_load(const Job& job) {
+ExpertLoad expert_load(const TrainConfig& job) {
   ExpertLoad out;
   train(job, 2, [&](Trainer& trainer, Communicator& world) {
     const ExpertLoad found = expert_load(trainer);
@@ -207,7 +208,7 @@ ExpertLoad expert_load(const Job& job) {
 }
 
 TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
-  Job job = small_job();
+  TrainConfig job = small_job();
   const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);
   for (const std::vector<int64_t>& layer : one.rows)
@@ -220,7 +221,7 @@ TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
   EXPECT_EQ(expert_load(job).rows, one.rows);
   job.model.recompute = Recompute::none;
   job.plan = {.dp = 2, .tp = 2, .ep = 2, .sp = true, .threads_per_rank = 1, .timeout = 20};
-  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 no logits here are close enough to be rerouted
+  EXPECT_EQ(expert_load(job).rows, one.rows);  // no two fp32 logits are close enough to reroute a token
   job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .threads_per_rank = 1, .timeout = 20};
   job.model.experts.capacity = 0.5;
   const ExpertLoad dropped = expert_load(job);
@@ -232,7 +233,7 @@ TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
 
 // Ranks of cp hold shards of the sequences, whose first tokens are within capacity.
 TEST(TrainedExperts, CapacityAppliesToFullSequences) {
-  Job job = small_job();
+  TrainConfig job = small_job();
   job.model.context = 12;
   job.model.experts.capacity = 0.6;
   const ExpertLoad one = expert_load(job);
@@ -253,24 +254,24 @@ TEST(TrainedExperts, ReportsLoadOfBusiestExpert) {
 }
 
 TEST(TrainedExperts, RejectsUnsupportedOptions) {
-  const auto expect = [](const std::string& words, const std::function<void(Job&)>& change) {
-    Job job = small_job();
+  const auto expect = [](const std::string& words, const std::function<void(TrainConfig&)>& change) {
+    TrainConfig job = small_job();
     job.plan.dp = job.plan.ep = 2;
     change(job);
     const std::string found = error_message([&] { check(job); });
     EXPECT_TRUE(found.starts_with(words)) << found << ", expected " << words;
   };
   const std::string nothing = "nothing was thrown";
-  expect(nothing, [](Job& j) { j.plan.dp = 4; });
-  expect("`ep`", [](Job& j) { j.plan.dp = 4, j.plan.ep = 3; });
-  expect("`ep`", [](Job& j) { j.plan.dp = j.plan.ep = 8; });
-  expect("`ep`", [](Job& j) { j.model.experts.count = 0; });
-  expect(nothing, [](Job& j) { j.plan.tp = 2; });
-  expect(nothing, [](Job& j) { j.model.context = 12, j.plan.cp = 2, j.plan.ep = 4; });
-  expect("`ep`", [](Job& j) { j.plan.dp_mode = DataMode::ps_sync; });
-  expect("`all_reduce`", [](Job& j) { j.plan.all_reduce = Algorithm::ring; });
+  expect(nothing, [](TrainConfig& j) { j.plan.dp = 4; });
+  expect("`ep`", [](TrainConfig& j) { j.plan.dp = 4, j.plan.ep = 3; });
+  expect("`ep`", [](TrainConfig& j) { j.plan.dp = j.plan.ep = 8; });
+  expect("`ep`", [](TrainConfig& j) { j.model.experts.count = 0; });
+  expect(nothing, [](TrainConfig& j) { j.plan.tp = 2; });
+  expect(nothing, [](TrainConfig& j) { j.model.context = 12, j.plan.cp = 2, j.plan.ep = 4; });
+  expect("`ep`", [](TrainConfig& j) { j.plan.dp_mode = DataMode::ps_sync; });
+  expect("`all_reduce`", [](TrainConfig& j) { j.plan.all_reduce = Algorithm::ring; });
   const auto groups = [](int64_t ep, int64_t ranks) {
-    return [=](Job& j) {
+    return [=](TrainConfig& j) {
       j.model.experts.count = 8;
       j.plan = {.dp = 8, .ep = ep, .zero = ZeroStage::two, .shard_ranks = ranks, .threads_per_rank = 1, .timeout = 20};
     };
@@ -278,15 +279,15 @@ TEST(TrainedExperts, RejectsUnsupportedOptions) {
   expect(nothing, groups(2, 4));
   expect("`shard_ranks`: each group holds all experts, sharded over 4 ranks of `ep`; expected a multiple of 4, got 2",
          groups(4, 2));
-  expect(nothing, [](Job& j) { j.optim.optimizer = OptimizerKind::muon; });
-  expect("`experts_per_token`", [](Job& j) { j.plan = {}, j.model.experts.per_token = 5; });
+  expect(nothing, [](TrainConfig& j) { j.optim.optimizer = OptimizerKind::muon; });
+  expect("`experts_per_token`", [](TrainConfig& j) { j.plan = {}, j.model.experts.per_token = 5; });
   const auto adapters = [](const std::string& target) {
-    return [=](Job& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
+    return [=](TrainConfig& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
   };
   expect(nothing, adapters("c_attn"));
   expect("`lora_targets`: expected one or more of c_attn, attn.c_proj (experts have no adapters), got 'c_fc'",
          adapters("c_fc"));
-  expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
+  expect("`quantize`", [](TrainConfig& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
 }
 
 // Unselected experts have parameters but no computation.
@@ -301,16 +302,16 @@ TEST(TrainedExperts, ActiveParametersMatchDenseModel) {
 
 // Consistency checks: non-finite values and diverged replicas.
 
-Job small_job(const Plan& plan) {
-  Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
-          .optim = {.steps = 2, .batch = 8},
-          .plan = plan};
+TrainConfig small_job(const Plan& plan) {
+  TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
+                  .optim = {.steps = 2, .batch = 8},
+                  .plan = plan};
   job.plan.threads_per_rank = 1;
   return job;
 }
 
 // Runs two steps, modifies one value on rank `rank`, and compares replicas.
-std::string compared(const Job& job, int rank, const std::string& tensor) {
+std::string compared(const TrainConfig& job, int rank, const std::string& tensor) {
   const auto corrupt = [&](Trainer& trainer, Communicator& world) {
     for (const TensorSlice& h : held_between_steps(trainer))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
@@ -381,6 +382,29 @@ TEST(Straggler, OnlyOutliersAreDetected) {
     EXPECT_EQ(find_straggler({0, 1}, 2 + more).has_value(), more >= 0) << more;
   }
   EXPECT_FALSE(find_straggler({}, 10));
+}
+
+// Only fields that a user did not set follow the optimizer, and only where its row differs from the common defaults.
+TEST(Optimisation, UnsetFieldsFollowOptimizer) {
+  const OptimizerDefaults common;
+  for (size_t i = 0; i < kOptimizers.size(); ++i) {
+    const OptimizerDefaults& own = kOptimizers[i].defaults;
+    Optimisation optim{.optimizer = static_cast<OptimizerKind>(i)}, set = optim;
+    set_defaults(optim, [](std::string_view) { return false; });
+    EXPECT_EQ(optim, (Optimisation{.optimizer = set.optimizer,
+                                   .momentum = own.momentum,
+                                   .lr = own.lr,
+                                   .weight_decay = own.weight_decay,
+                                   .beta1 = own.beta1,
+                                   .beta2 = own.beta2}));
+    set.momentum = 0.5, set.lr = 2;
+    const Optimisation before = set;
+    set_defaults(set, [](std::string_view) { return true; });
+    EXPECT_EQ(set, before);
+    set_defaults(set, [](std::string_view field) { return field == "momentum"; });
+    EXPECT_EQ(set.momentum, 0.5);
+    EXPECT_EQ(set.lr, own.lr == common.lr ? 2 : own.lr);
+  }
 }
 
 }  // namespace

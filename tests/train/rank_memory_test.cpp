@@ -1,5 +1,5 @@
-// Predicted memory of ranks, compared with that of running ranks, also for sizes beyond any machine; available memory
-// read from directories that emulate the kernel's; and rejected jobs.
+// Predicted memory of ranks, compared with that of running ranks, also for sizes that exceed any machine; available
+// memory read from directories that emulate the kernel's; and rejected jobs.
 
 #include <chrono>
 #include <cstdint>
@@ -18,10 +18,10 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-Job small_job(const Plan& plan, int64_t batch = 24) {
-  Job job{.model = {.layers = 4, .heads = 4, .channels = 64, .context = 64, .vocab = 200},
-          .optim = {.steps = 2, .batch = batch},
-          .plan = plan};
+TrainConfig small_job(const Plan& plan, int64_t batch = 24) {
+  TrainConfig job{.model = {.layers = 4, .heads = 4, .channels = 64, .context = 64, .vocab = 200},
+                  .optim = {.steps = 2, .batch = batch},
+                  .plan = plan};
   job.plan.threads_per_rank = 1;
   check(job);
   return job;
@@ -32,7 +32,7 @@ struct Peak {
   int64_t total = 0;
 };
 
-std::vector<Peak> measured(const Job& job) {
+std::vector<Peak> measured(const TrainConfig& job) {
   std::vector<Peak> out(static_cast<size_t>(job.plan.ranks()));
   train(job, job.optim.steps, [&](Trainer& trainer, Communicator& world) {
     const auto live = [&](Category c) { return trainer.arena()->usage(c).live; };
@@ -44,7 +44,7 @@ std::vector<Peak> measured(const Job& job) {
 }
 
 // Peaks of the ranks, which must not exceed the prediction.
-std::vector<Peak> measured_within(const Job& job, const std::vector<RankMemory>& expected) {
+std::vector<Peak> measured_within(const TrainConfig& job, const std::vector<RankMemory>& expected) {
   std::vector<Peak> found = measured(job);
   for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
   return found;
@@ -74,7 +74,7 @@ const Plan kPlans[] = {
 
 TEST(RankMemory, MatchesRunningRanks) {
   for (const Plan& plan : kPlans) {
-    const Job job = small_job(plan);
+    const TrainConfig job = small_job(plan);
     const std::vector<RankMemory> expected = memory_of_ranks(job);
     const std::vector<Peak> found = measured(job);
     ASSERT_EQ(expected.size(), found.size());
@@ -90,7 +90,8 @@ TEST(RankMemory, MatchesRunningRanks) {
 
 // Ranks wait for reductions and parameters from another thread; their memory is independent of its timing.
 TEST(RankMemory, IsReproducible) {
-  Job job = small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
+  TrainConfig job =
+      small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
   job.model.channels = 32;
   job.model.context = 8;
   const std::vector<Peak> first = measured_within(job, memory_of_ranks(job));
@@ -102,18 +103,18 @@ TEST(RankMemory, IsReproducible) {
 
 // A ffn of 9 is sharded into 4 and 5, so that shards of the last rank's units are padded by 256 more elements.
 TEST(RankMemory, CoversLargestTensorShard) {
-  Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
+  TrainConfig job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
   job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};
   const std::vector<Peak> found = measured_within(job, memory_of_ranks(job));
   EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
 }
 
-// The last rank of a ring attends with all its queries at every hop, the first with half of them after hop 0. A CPU
+// In a ring, the last rank uses all its queries at every hop, the first rank half of them after hop 0. A CPU
 // with only AVX2 packs less in bf16, where both then have the same peak.
 TEST(RankMemory, CoversContextRankWithHighestPeak) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
-      Job job = small_job({.cp = cp}, 4);
+      TrainConfig job = small_job({.cp = cp}, 4);
       job.model.layers = 1;
       job.model.vocab = 29;
       job.optim.dtype = dtype;
@@ -131,7 +132,7 @@ TEST(RankMemory, MatchesManualCount) {
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
   EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
   EXPECT_EQ(one.communication, 0);
-  // An activation of 24 sequences; a layer saves sixteen, and the head's logits are added.
+  // One activation covers 24 sequences; each layer saves sixteen activations, and the head adds its logits.
   const int64_t activation = 24 * 64 * 64 * 4, logits = 24 * 64 * 200 * 4;
   EXPECT_GT(one.activations, 4 * 16 * activation + logits);
   EXPECT_LT(one.activations, 4 * 16 * activation + logits + 16 * activation);
@@ -148,7 +149,7 @@ TEST(RankMemory, EstimatesModelsLargerThanRam) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
-  Job job = small_job({.dp = 2, .tp = 4, .zero = ZeroStage::one}, 64);
+  TrainConfig job = small_job({.dp = 2, .tp = 4, .zero = ZeroStage::one}, 64);
   job.model = preset("llama3-8b").value();
   job.optim.dtype = DType::bfloat16;
   const auto start = std::chrono::steady_clock::now();
@@ -162,7 +163,7 @@ TEST(RankMemory, EstimatesModelsLargerThanRam) {
 TEST(RankMemory, ExtrapolatesFromFewLayers) {
   int trial = 0;
   for (const Plan& plan : kPlans) {
-    Job job = small_job(plan);
+    TrainConfig job = small_job(plan);
     job.model.family = ++trial % 2 == 0 ? Family::gpt2 : Family::llama;
     job.model.layers = plan.pp > 1 ? 15 : 8;
     job.plan.recompute = static_cast<Recompute>(trial % 5);
@@ -182,7 +183,7 @@ TEST(RankMemory, AllocatesNothing) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
-  Job job = small_job({}, 512);
+  TrainConfig job = small_job({}, 512);
   job.model.layers = 1;
   job.model.channels = job.model.context = 4096;
   const int64_t before = peak_resident_bytes();
@@ -229,7 +230,7 @@ TEST_F(MemoryLimits, IncludeAncestorCgroups) {
   EXPECT_EQ(limit().bytes, 0);
 }
 
-// In a container the path is one of the host's, and the group is the top.
+// In a container the cgroup path is the host's, and the mounted hierarchy begins at the container's own cgroup.
 TEST_F(MemoryLimits, IncludeContainerCgroup) {
   write("proc/self/cgroup", "0::/docker/abc\n");
   write("cgroup/memory.max", "2000000\n");
@@ -269,11 +270,11 @@ TEST_F(MemoryLimits, BoundFileSizesByMemoryForParsing) {
   write("cgroup/job/memory.max", "300000000\n");
   EXPECT_EQ(message(400'000'000, 16), bound + path("cgroup/job/memory.max").string() + " leaves");
   write("cgroup/job/memory.max", "1000\n");
-  EXPECT_EQ(message(1 << 20, 16), "nothing was thrown");  // always there
+  EXPECT_EQ(message(1 << 20, 16), "nothing was thrown");  // 1 MB is always available
   EXPECT_NE(message((1 << 20) + 1, 1), "nothing was thrown");
 }
 
-int64_t total_tokens(const Job& job) {
+int64_t total_tokens(const TrainConfig& job) {
   int64_t sum = 0;
   for (const RankMemory& r : memory_of_ranks(job)) sum += r.total();
   return sum;
@@ -281,7 +282,7 @@ int64_t total_tokens(const Job& job) {
 
 // One byte less than all ranks need is rejected, and the suggested configuration fits.
 TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
-  const Job job = small_job({.dp = 2}, 48);
+  const TrainConfig job = small_job({.dp = 2}, 48);
   const int64_t needed = total_tokens(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {needed - 1, "a test leaves"}));
@@ -298,7 +299,7 @@ TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
       return found.empty() ? 1 : int64_t{std::stoll(found[1])};
     };
     const auto total = [&](int64_t microbatches, int64_t batch) {
-      Job other = job;
+      TrainConfig other = job;
       other.plan.microbatches = microbatches, other.optim.batch = batch;
       return total_tokens(other);
     };
@@ -314,7 +315,7 @@ TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
 // Without activations: 16 bytes of value, gradient and two moments per parameter. Tables of 200 tokens and 64
 // positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
 TEST(MemoryCheck, MinimumIsExactToTheByte) {
-  const Job job = small_job({.dp = 2});
+  const TrainConfig job = small_job({.dp = 2});
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   for (const int64_t ranks : {1, 2}) {  // on this host: half or all of them
     const int64_t bytes = 16 * kParameters * ranks / 2;
@@ -324,7 +325,7 @@ TEST(MemoryCheck, MinimumIsExactToTheByte) {
 }
 
 TEST(MemoryCheck, CountsLocalRanksAndAdditionalMemory) {
-  const Job job = small_job({.dp = 2}, 48);
+  const TrainConfig job = small_job({.dp = 2}, 48);
   const int64_t one = total_tokens(job) / 2;
   EXPECT_FALSE(memory_refusal(job, {.first = 1, .ranks = 1}, {one, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {one, "a test leaves"}));
@@ -342,7 +343,7 @@ TEST(MemoryCheck, IsFastForAnyModelSize) {
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
   const auto start = std::chrono::steady_clock::now();
-  Job job = small_job({.dp = 2}, 48);
+  TrainConfig job = small_job({.dp = 2}, 48);
   job.model.layers = 1'000'000'000;
   auto refusal = memory_refusal(job, {.ranks = 2}, {int64_t{1} << 40, "a test leaves"});
   ASSERT_TRUE(refusal);

@@ -1,4 +1,4 @@
-// What a run begins with: loaded weights, or the state of a run under another plan, in every layout, dtype and
+// The initial state of a run: loaded weights, or the state of a run under another plan, in every layout, dtype and
 // optimizer. The loss before the first step and of its batch is the source's, and steps with a learning rate of 0
 // change nothing, so master weights, the synchronized copy of DiLoCo and servers' shards have been loaded too.
 
@@ -14,6 +14,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/examples.h"
@@ -32,16 +33,16 @@ struct Precision {
   DType dtype = DType::float32, state = DType::float32;
 };
 
-Job start_job(const Plan& plan, OptimizerKind optimizer = OptimizerKind::adamw, Precision precision = {}) {
-  Job job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = kContext, .vocab = kVocab},
-          .optim = {.optimizer = optimizer,
-                    .lr = 0,
-                    .warmup = 0,
-                    .steps = 4,
-                    .batch = kBatch,
-                    .dtype = precision.dtype,
-                    .state_dtype = precision.state},
-          .plan = plan};
+TrainConfig start_job(const Plan& plan, OptimizerKind optimizer = OptimizerKind::adamw, Precision precision = {}) {
+  TrainConfig job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = kContext, .vocab = kVocab},
+                  .optim = {.optimizer = optimizer,
+                            .lr = 0,
+                            .warmup = 0,
+                            .steps = 4,
+                            .batch = kBatch,
+                            .dtype = precision.dtype,
+                            .state_dtype = precision.state},
+                  .plan = plan};
   if (plan.ep > 1) {
     job.model.experts.count = 4;
   }
@@ -50,16 +51,16 @@ Job start_job(const Plan& plan, OptimizerKind optimizer = OptimizerKind::adamw, 
 }
 
 // The same model on one rank in float32.
-Job source_job(const Job& job) {
-  Job one = start_job({});
+TrainConfig source_job(const TrainConfig& job) {
+  TrainConfig one = start_job({});
   one.model = job.model;
   return one;
 }
 
 using Weights = std::map<std::string, std::vector<float>>;
 
-// Weights far from all initial ones, by name, so that a run that ignores them has another loss.
-Weights source_weights(const Job& job) {
+// Weights by name, far from all initial ones, so that a run that ignores them has a different loss.
+Weights source_weights(const TrainConfig& job) {
   Weights out;
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
   for (Parameter* p : model->parameters()) {
@@ -107,7 +108,7 @@ Losses asynchronous(AsyncTrainer& trainer, const Weights* weights, Communicator&
   return {loss, world.sum(first) / static_cast<double>(world.size()), loss};
 }
 
-Losses run_losses(const Job& job, const Weights* weights, const Sequences& sequences = counted()) {
+Losses run_losses(const TrainConfig& job, const Weights* weights, const Sequences& sequences = counted()) {
   const TokenFile split = squares(200);
   Losses out;
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -128,7 +129,7 @@ Losses run_losses(const Job& job, const Weights* weights, const Sequences& seque
   return out;
 }
 
-void expect_begins_with(const Job& job, const Weights& weights, const Losses& source) {
+void expect_begins_with(const TrainConfig& job, const Weights& weights, const Losses& source) {
   const double bound = job.optim.dtype == DType::bfloat16 ? 0.1 : 1e-4;
   const Losses found = run_losses(job, &weights);
   EXPECT_NEAR(found.loaded, source.loaded, bound);
@@ -169,11 +170,11 @@ using RunStart = test::OneThread;
 using Refusals = std::map<std::string, std::set<std::string>>;
 
 // Calls f with the job of each valid plan.
-void for_each_start(const std::string& what, Refusals& refused, const std::function<Job(const Plan&)>& make,
-                    const std::function<void(const Job&)>& f, const Sequences& sequences = counted()) {
+void for_each_start(const std::string& what, Refusals& refused, const std::function<TrainConfig(const Plan&)>& make,
+                    const std::function<void(const TrainConfig&)>& f, const Sequences& sequences = counted()) {
   for (const Plan& plan : start_plans()) {
     SCOPED_TRACE(to_text(plan) + " " + what);
-    const Job job = make(plan);
+    const TrainConfig job = make(plan);
     try {
       check(job);
       check_sequences(job, sequences);
@@ -188,13 +189,13 @@ void for_each_start(const std::string& what, Refusals& refused, const std::funct
 TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   Refusals refused;
   for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
-    for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
+    for (const std::string_view optimizer : kOptimizerNames)
       for_each_start(
           fmt::format("{} {}/{}", optimizer, to_string(precision.dtype), to_string(precision.state)), refused,
           [&](const Plan& plan) {
             return start_job(plan, *value_named<OptimizerKind>(kOptimizerNames, optimizer), precision);
           },
-          [&](const Job& job) {
+          [&](const TrainConfig& job) {
             const Weights weights = source_weights(job);
             const Losses source = run_losses(source_job(job), &weights);
             expect_begins_with(job, weights, source);
@@ -208,19 +209,19 @@ TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
   EXPECT_EQ(refused, expected);
 }
 
-// Adapters loaded with their base, and new ones that start as their base.
+// Adapters loaded with their base, and new adapters, with which the model initially equals its base.
 TEST_F(RunStart, AdaptersStartFromBaseModel) {
   Refusals refused;
   for (const bool loaded : {true, false})
     for_each_start(
         "lora", refused,
         [](const Plan& plan) {
-          Job job = start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
+          TrainConfig job = start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
           job.model.lora = {.rank = 2, .alpha = 3, .targets = {"c_attn", "attn.c_proj"}};
           return job;
         },
-        [&](const Job& job) {
-          Job base = source_job(job);
+        [&](const TrainConfig& job) {
+          TrainConfig base = source_job(job);
           base.model.lora = {};
           const Weights own = source_weights(base), all = source_weights(job);
           if (job.plan.dp_mode == DataMode::ps_async) {  // the program rejects it before ranks start
@@ -236,9 +237,9 @@ TEST_F(RunStart, AdaptersStartFromBaseModel) {
 
 // A run resumed under another plan has every saved byte, and retains values and master weights through a step of
 // learning rate 0.
-void expect_resumes(const Job& from, const Job& under) {
+void expect_resumes(const TrainConfig& from, const TrainConfig& under) {
   const TokenFile split = squares(200);
-  Job trained = from;
+  TrainConfig trained = from;
   trained.optim.lr = 0.02;
   File saved, read, after;
   std::array<double, 3> losses{};
@@ -276,9 +277,9 @@ TEST_F(RunStart, ResumesBytewiseUnderDifferentPlan) {
       [](const Plan& plan) {
         return start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
       },
-      [](const Job& job) {
+      [](const TrainConfig& job) {
         if (job.plan.dp_mode == DataMode::ps_async || job.plan.dp_mode == DataMode::diloco) return;
-        Job one = job;
+        TrainConfig one = job;
         one.plan = start_job({}).plan;
         expect_resumes(one, job);
         expect_resumes(job, one);
@@ -313,7 +314,7 @@ Sequences make_rows(const std::string& kind) {
 }
 
 // The mean over the trained targets of the first batch by a plan-independent model, with each document separate.
-double direct_loss(const Job& job, const Weights& weights, const Sequences& rows) {
+double direct_loss(const TrainConfig& job, const Weights& weights, const Sequences& rows) {
   const ArenaPtr arena = make_arena();
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
   model->materialize(1, arena, DType::float32, DType::float32);
@@ -347,11 +348,11 @@ TEST_F(RunStart, FirstLossAveragesTrainedTargets) {
     for_each_start(
         kind, refused,
         [&](const Plan& plan) {
-          Job job = start_job(plan);
+          TrainConfig job = start_job(plan);
           job.optim.document_mask = kind != "mixture";
           return job;
         },
-        [&](const Job& job) {
+        [&](const TrainConfig& job) {
           const Weights weights = source_weights(job);
           EXPECT_NEAR(run_losses(job, &weights, rows).first, direct_loss(job, weights, rows), 1e-4);
         },

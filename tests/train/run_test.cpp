@@ -1,4 +1,5 @@
-// Runs of the library: synchronous ranks, DiLoCo and asynchronous workers are saved, stopped and resumed alike.
+// Runs of the library: synchronous ranks, DiLoCo and asynchronous workers are saved, stopped and resumed in the same
+// way.
 #include "train/run/run.h"
 
 #include <gtest/gtest.h>
@@ -108,7 +109,7 @@ TEST_F(RunTest, LocalUpdatesAndAsynchronousWorkersHaveTheSameLifeCycle) {
   }
 }
 
-TEST_F(RunTest, RejectsCompletedSteps) {
+TEST_F(RunTest, RejectsFewerStepsThanCompleted) {
   train("run", {});
   TrainConfig shorter = config("run", {});
   shorter.optim.steps = 5;

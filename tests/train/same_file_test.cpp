@@ -20,7 +20,7 @@ namespace tessera {
 namespace {
 
 // The file produced by a run up to a step, optionally resumed from another file.
-File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from = 0) {
+File run(const TrainConfig& job, int64_t to, const File* start = nullptr, int64_t from = 0) {
   File end;
   train(job, 0, [&](Trainer& trainer, Communicator&) {
     if (start) {
@@ -34,17 +34,17 @@ File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from =
   return end;
 }
 
-// After all steps of the job under a plan.
-File train_to_file(Job job, Plan plan) {
+// The file after all steps of the job under a plan.
+File train_to_file(TrainConfig job, Plan plan) {
   plan.threads_per_rank = 1;
   job.plan = plan;
   check(job);
   return run(job, job.optim.steps);
 }
 
-Job drawn_job(test::Draw& draw) {
-  Job job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
-          .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
+TrainConfig drawn_job(test::Draw& draw) {
+  TrainConfig job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
+                  .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   job.model.dropout = draw.of({0.0, 0.1});
   job.model.tied = draw.of({true, false});
   job.model.family = draw.of({Family::gpt2, Family::llama});
@@ -59,7 +59,7 @@ Job drawn_job(test::Draw& draw) {
 TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
     test::Draw draw("same file", trial);
-    const Job job = drawn_job(draw);
+    const TrainConfig job = drawn_job(draw);
     const auto parts = draw.of<int64_t>({2, 3, 4});
     Plan plan{.pp = draw.of<int64_t>({1, 2})};
     (draw.of({true, false}) ? plan.dp : plan.microbatches) = parts;
@@ -76,12 +76,12 @@ TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   }
 }
 
-// With several ranks and several micro-batches each there are two files: some plans reduce over ranks once, others
-// after each micro-batch.
+// With several ranks and several micro-batches per rank, there are two possible files: some plans reduce over ranks
+// once, others after each micro-batch.
 TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("same file", trial);
-    const Job job = drawn_job(draw);
+    const TrainConfig job = drawn_job(draw);
     Plan plan{.dp = 2, .microbatches = 3};
     const auto with = [&](DataMode mode, ZeroStage zero) {
       plan.dp_mode = mode;
@@ -97,14 +97,14 @@ TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   }
 }
 
-// A pipeline sums the two uses of a tied weight in another order than one rank, which requires an option.
+// A pipeline and one rank sum the gradients of a tied weight's two uses in different orders unless `tie_copies` is set.
 TEST(CheckpointBytes, MatchForTiedWeightsOnlyWithTieCopies) {
-  const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
-                .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
+  const TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
+                        .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   const File pipeline = train_to_file(job, {.pp = 2, .microbatches = 3});
   EXPECT_TRUE(train_to_file(job, {.tie_copies = true, .microbatches = 3}) == pipeline);
   EXPECT_FALSE(train_to_file(job, {.microbatches = 3}) == pipeline);
-  Job untied = job;
+  TrainConfig untied = job;
   untied.model.tied = false;
   EXPECT_TRUE(train_to_file(untied, {.microbatches = 3}) == train_to_file(untied, {.pp = 2, .microbatches = 3}));
 }
@@ -112,10 +112,10 @@ TEST(CheckpointBytes, MatchForTiedWeightsOnlyWithTieCopies) {
 // A resumed run continues bitwise identically: between synchronizations of local updates, and for Muon and hybrid
 // sharding under another layout.
 
-Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::float32) {
-  Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
-          .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
-          .plan = plan};
+TrainConfig job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::float32) {
+  TrainConfig job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
+                  .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
+                  .plan = plan};
   job.optim.dtype = dtype;
   if (plan.ep > 1) job.model.experts = {.count = 4};
   job.plan.threads_per_rank = 1;
@@ -126,7 +126,7 @@ Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::flo
 void expect_identical_after_resume(const Plan& before, const Plan& after, OptimizerKind optimizer,
                                    DType dtype = DType::float32) {
   SCOPED_TRACE(to_text(before) + " then " + to_text(after));
-  const Job first = job_with(before, optimizer, dtype);
+  const TrainConfig first = job_with(before, optimizer, dtype);
   const File whole = run(first, 7), half = run(first, 4);
   File rest = run(job_with(after, optimizer, dtype), 7, &half, 4);
   EXPECT_EQ(whole.size(), rest.size());
@@ -156,7 +156,7 @@ TEST(ReplicasResume, ResumesWithDifferentStages) {
 }
 
 // The validation loss uses the checkpoint's synchronized values, and each rank continues with its own.
-void expect_loss_of_synchronized_weights(Job job) {
+void expect_loss_of_synchronized_weights(TrainConfig job) {
   const TokenFile tokens = squares(41);
   File saved;
   double found = 0, expected = 0;
@@ -266,7 +266,7 @@ void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTenso
   }
 }
 
-// All state outside of the model, on rank 0: with local updates of each replica, including its values.
+// All state except the model, on rank 0; with local updates, each replica's state and values.
 std::vector<NamedTensor> full_states(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().local_updates;
   std::vector<NamedTensor> out = whole_state(trainer);
@@ -285,7 +285,7 @@ using SavedTensorsTest = DataTest;
 TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     test::Draw draw("saved parts", trial);
-    Job job{
+    TrainConfig job{
         .model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .tied = draw.of({true, false})},
         .optim = {.steps = 1, .batch = 8}};
     job.model.family = draw.of({Family::gpt2, Family::llama});

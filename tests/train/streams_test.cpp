@@ -66,7 +66,7 @@ struct Streams : std::map<std::string, std::vector<bool>> {
 // Elements retained by dropout and attention dropout in two training steps, by layer, step and sequence of the batch.
 Streams masks(Plan plan, int64_t seed) {
   plan.threads_per_rank = 1;
-  Job job{.model = kGpt, .optim = {.steps = 2, .batch = kBatch, .seed = seed}, .plan = plan};
+  TrainConfig job{.model = kGpt, .optim = {.steps = 2, .batch = kBatch, .seed = seed}, .plan = plan};
   Streams out;
   std::mutex one_at_a_time;
   const auto look = [&](LanguageModel& model, Attention& layer, const AttentionOptions& options, const Tensor& x) {
@@ -201,7 +201,7 @@ TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
     for (const int64_t epoch : {0, 1}) {
       const std::string name = fmt::format("{} epoch {}", seed, epoch);
       const Values one = firsts(of(windows(0), true), epoch * kRows);
-      EXPECT_EQ(firsts(both, epoch * 2 * kRows, 2), one) << name;  // the first source has the same order as alone
+      EXPECT_EQ(firsts(both, epoch * 2 * kRows, 2), one) << name;  // same order as without a mixture
       all.add(name, one, kTokens / 2);
       all.add(name + " of source 2", firsts(both, epoch * 2 * kRows + 1, 2), kTokens + kTokens / 2);
       all.add(name + " of examples", firsts(of(rows, false), epoch * rows.train_examples->count()), 'a');

@@ -14,7 +14,7 @@
 namespace tessera {
 
 // Trains for the given number of steps, then calls `f` on each rank.
-inline void train(const Job& job, const Sequences& sequences, int64_t steps,
+inline void train(const TrainConfig& job, const Sequences& sequences, int64_t steps,
                   const std::function<void(Trainer&, Communicator&)>& then) {
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, sequences, world);
@@ -23,7 +23,7 @@ inline void train(const Job& job, const Sequences& sequences, int64_t steps,
   });
 }
 
-inline void train(const Job& job, int64_t steps, const std::function<void(Trainer&, Communicator&)>& then) {
+inline void train(const TrainConfig& job, int64_t steps, const std::function<void(Trainer&, Communicator&)>& then) {
   train(job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), steps, then);
 }
 

@@ -12,7 +12,7 @@ export TESSERA_CACHE=$work/cache
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
 "$program" "$work/undisturbed" '{"dp": 2}' >"$work/log"
-steps() {  # recorded in the run that is killed
+steps() {  # the steps that the killed run has recorded
   local count
   count=$(grep -c '"event":"step"' "$work/killed/metrics.jsonl" 2>/dev/null) || true
   echo "${count:-0}"

@@ -20,7 +20,7 @@ namespace {
 
 // Each sequence ignores its targets before a different position, possibly the last: ranks and micro-batches have very
 // different numbers of targets. `packed`: documents of 1 to 6 tokens without an end token.
-Sequences masked_sequences(const Job& job, bool packed = false) {
+Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
   const auto kept = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
@@ -56,8 +56,8 @@ Sequences masked_sequences(const Job& job, bool packed = false) {
 
 using namespace test;
 
-TrainOptions draw_plan(Draw& d) {
-  TrainOptions o = small_plan();
+TypedOptions draw_plan(Draw& d) {
+  TypedOptions o = small_plan();
   draw(d, o, "layers=1..3 heads=1..3");
   o["channels"] = o.model.heads * 4 * d.between(1, 5);
   draw(d, o, "context=3..20 vocab=5..90");
@@ -93,14 +93,14 @@ TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
 
 // The default model, and the non-parallel path.
 TEST(Contract, OneRankMatchesOracle) {
-  // Any stage is valid on an axis of size 1.
+  // Any ZeRO stage is valid on an axis of size 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
 }
 
 // Separate copies of a tied weight without a pipeline.
 TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   for (const int64_t zero : {0, 3}) {
-    TrainOptions o = verify_defaults();
+    TypedOptions o = verify_defaults();
     say(o,
         "layers=2 heads=2 channels=16 context=8 batch=8 steps=4 ranks=2 microbatches=2 tie_copies=true "
         "threads_per_rank=1");
@@ -109,19 +109,19 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
   }
 }
 
-// In the second step no token passes the last block, or the feed-forward layer of the first. Gradients of the first
-// step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
+// In the second step no token passes through the last block or the first block's feed-forward layer. Gradients of the
+// first step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
-    Job job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
+    TrainConfig job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
     job.make = [](const ModelConfig& config) {
       std::unique_ptr<LanguageModel> model = make_model(config);
       const auto skip = [m = model.get()](const Module::Inner& inner, const Var& x) {
         return m->step().step == 1 ? x : inner(x);
       };
       dynamic_cast<DecoderBlock&>(model->layer(0)).mlp.wrap(skip);
-      model->layer(config.layers - 1).wrap(skip);  // 1; one-layer models are built only for counting
+      model->layer(config.layers - 1).wrap(skip);  // layer 1 (one-layer models are built only to count sizes)
       return model;
     };
     std::atomic<int64_t> skipped = 0;  // elements
@@ -140,7 +140,7 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
     }};
     const VerifyResult r = verify(job, hooks);
     EXPECT_TRUE(r.passed() && r.bitwise) << words << ": " << testing::PrintToString(r.failures);
-    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both
+    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both skipped modules
   }
 }
 
@@ -156,8 +156,8 @@ TEST(Contract, LossDecreases) {
 // and all combinations up to 16 ranks, within the contract's tolerance.
 
 // Options of every random plan.
-TrainOptions draw_model(Draw& d) {
-  TrainOptions o = small_plan();
+TypedOptions draw_model(Draw& d) {
+  TypedOptions o = small_plan();
   draw(d, o,
        "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
        "recompute=none|none|activation|activation+norm|attention|block");
@@ -168,8 +168,8 @@ TrainOptions draw_model(Draw& d) {
 }
 
 // Pipelines with DDP or ZeRO.
-TrainOptions draw_exact_plan(Draw& d) {
-  TrainOptions o = draw_model(d);
+TypedOptions draw_exact_plan(Draw& d) {
+  TypedOptions o = draw_model(d);
   o["heads"] = d.between(1, 3);
   o["channels"] = o.model.heads * 4 * d.between(1, 4);
   o["context"] = d.between(3, 14);
@@ -190,8 +190,8 @@ TrainOptions draw_exact_plan(Draw& d) {
 TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
 
 // With at least one tensor or context rank, and at most 16 in total.
-TrainOptions draw_split_plan(Draw& d) {
-  TrainOptions o = draw_model(d);
+TypedOptions draw_split_plan(Draw& d) {
+  TypedOptions o = draw_model(d);
   do draw(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
   while (o.plan.tp * o.plan.cp == 1 || o.plan.tp * o.plan.cp * o.plan.dp * o.plan.pp > 16);
   if (o.plan.pp > 1)
@@ -240,8 +240,8 @@ TEST(MeshContract, EachStepReportsProgress) {
 // full logits (DataParallel), within its peak bound.
 
 // Two sequences of 64 tokens per micro-batch.
-TrainOptions wide_plan(const std::string& dtype = "fp32") {
-  TrainOptions o =
+TypedOptions wide_plan(const std::string& dtype = "fp32") {
+  TypedOptions o =
       small_plan("channels=8 context=64 ranks=2 microbatches=2 batch=8 steps=2 timeout=120 dtype=" + dtype);
   o["vocab"] = dtype == "fp64" ? 70000 : dtype == "fp32" ? 140000 : 280000;
   return o;
@@ -250,7 +250,7 @@ TrainOptions wide_plan(const std::string& dtype = "fp32") {
 TEST(WideVocab, PlansHaveTwoLogitBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
-    const TrainOptions o = wide_plan(dtype);
+    const TypedOptions o = wide_plan(dtype);
     const DType type = resolve(o).optim.dtype;
     const RowBlocks blocks = row_blocks(Tensor::empty({128, o.model.channels}, type, arena),
                                         Tensor::empty({o.model.vocab, o.model.channels}, type, arena));
@@ -266,7 +266,7 @@ TEST(WideVocab, EachStrategyTrainsLikeOneRank) {
 
 // Full and split backward passes; all forward passes before the first backward; two stages per rank.
 TEST(WideVocab, PipelinesTrainLikeOneRank) {
-  TrainOptions o = wide_plan();
+  TypedOptions o = wide_plan();
   say(o, "pp=2 layers=4 microbatches=4");
   expect_passes(o, {"schedule=1f1b", "schedule=gpipe", "schedule=zb-h1", "schedule=zb-v"});
 }
@@ -274,13 +274,13 @@ TEST(WideVocab, PipelinesTrainLikeOneRank) {
 // With untrained targets, every plan averages over those of the global batch, like one rank.
 
 VerifyHooks masked(bool packed) {
-  return {.sequences = [packed](const Job& job) { return masked_sequences(job, packed); }};
+  return {.sequences = [packed](const TrainConfig& job) { return masked_sequences(job, packed); }};
 }
 
-TrainOptions masked_plan(const std::string& words) { return small_plan("channels=16 steps=3 batch=12 " + words); }
+TypedOptions masked_plan(const std::string& words) { return small_plan("channels=16 steps=3 batch=12 " + words); }
 
 void expect_masked_passes(const std::string& words, bool packed) {
-  TrainOptions o = masked_plan(words);
+  TypedOptions o = masked_plan(words);
   o["document_mask"] = packed;
   expect_passes(o, masked(packed));
 }
@@ -310,7 +310,7 @@ TEST(MaskedTargets, GpuStepsMatchOracleBitwise) {
 // The contract can fail: a rank that averages over its own targets is detected.
 TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
   VerifyHooks hooks = masked(false);
-  hooks.loading = [](Sequences s, const Job& job, int rank) {
+  hooks.loading = [](Sequences s, const TrainConfig& job, int rank) {
     s.trained = [load = s.load, rank, per_rank = job.optim.batch / 2, context = job.model.context](int64_t step) {
       std::vector<int32_t> in(static_cast<size_t>(per_rank * context)), out(in.size());
       load(step, rank * per_rank, per_rank, in.data(), out.data());
@@ -321,9 +321,9 @@ TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
   EXPECT_FALSE(verify(resolve(masked_plan("dp=2")), hooks).passed());
 }
 
-// So are ignored targets that count: the oracle's mean equals that of a plain loop.
+// Counting ignored targets is detected too, because the oracle's mean equals that of a plain loop.
 TEST(MaskedTargets, AreExcludedFromMean) {
-  Job job = resolve(masked_plan("dp=1"));
+  TrainConfig job = resolve(masked_plan("dp=1"));
   job.model.dropout = 0;
   job.optim.dtype = DType::float64;
   Sequences sequences = masked_sequences(job);
@@ -338,17 +338,17 @@ TEST(MaskedTargets, AreExcludedFromMean) {
 }
 
 TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
-  const Job job = resolve(masked_plan("dp=2 dp_mode=ps-async"));
+  const TrainConfig job = resolve(masked_plan("dp=2 dp_mode=ps-async"));
   EXPECT_THROW(check_sequences(job, masked_sequences(job)), FieldError);
   EXPECT_NO_THROW(check_sequences(resolve(masked_plan("dp=2")), masked_sequences(job)));
 }
 
 // The oracle replays the routing of a plan that splits sums only if rounding explains it.
 
-// On the plan's ranks every token is routed to the same two experts. The results are then correct, as are all gradients
-// relative to an oracle that replays them: only the margin reveals that the router did not make these choices.
+// The plan's ranks route every token to the same two experts. Because the oracle replays these choices, all values and
+// gradients agree; only the margin reveals that the router did not make the choices.
 TEST(Routing, WrongExpertChoicesExceedRoutingMargin) {
-  TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
+  TypedOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {
     const int64_t context = t.full_model().config.context;
     for (MixtureOfExperts* mixture : t.model().all<MixtureOfExperts>())

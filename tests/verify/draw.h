@@ -16,13 +16,13 @@
 namespace tessera::test {
 
 // Whether this build has the plan's kernels; prints a line if not.
-inline bool has_kernels(const TrainOptions& o) {
+inline bool has_kernels(const TypedOptions& o) {
   return value_name(o.optim.dtype) != "fp64" ||
          has_kernels(DType::float64, value_name(o.plan.device) == "cuda" ? Device::cuda : Device::cpu);
 }
 
 // Returns the result of a compared plan. An Error fails the test.
-inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hooks = {}) {
+inline VerifyResult expect_passes(const TypedOptions& o, const VerifyHooks& hooks = {}) {
   const VerifyResult r = [&] {
     try {
       return verify(resolve(o), hooks);
@@ -43,9 +43,9 @@ inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hook
 }
 
 // Also with each of these options, "zero=1", "zero=2 dp=2", if the build has the kernels.
-inline void expect_passes(const TrainOptions& o, const std::vector<std::string_view>& each) {
+inline void expect_passes(const TypedOptions& o, const std::vector<std::string_view>& each) {
   for (const std::string_view words : each) {
-    TrainOptions one = o;
+    TypedOptions one = o;
     say(one, words);
     if (has_kernels(one)) expect_passes(one);
   }
@@ -57,12 +57,12 @@ void expect_drawn_pass(uint64_t usual, const char* what, const F& plan) {
   for (uint64_t trial = 0; trial < plans(usual); ++trial) {
     SCOPED_TRACE(trial);
     Draw d(what, trial);
-    if (const TrainOptions o = plan(d); has_kernels(o)) expect_passes(o);
+    if (const TypedOptions o = plan(d); has_kernels(o)) expect_passes(o);
   }
 }
 
 // Samples fields of a plan: draw(d, o, "dtype=fp32|bf16 layers=1..3").
-inline void draw(Draw& d, TrainOptions& o, std::string_view words) {
+inline void draw(Draw& d, TypedOptions& o, std::string_view words) {
   for (const std::string& word : split(words, ' ')) {
     const size_t equals = word.find('='), dots = word.find("..");
     const std::string key = word.substr(0, equals), values = word.substr(equals + 1);
@@ -76,7 +76,7 @@ inline void draw(Draw& d, TrainOptions& o, std::string_view words) {
 
 // A schedule for pp ranks with its chunks and at least as many layers; `microbatches` if set, else as the schedule
 // requires.
-inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatches, int64_t chunks, int64_t more) {
+inline void draw_schedule(Draw& d, TypedOptions& o, std::string_view microbatches, int64_t chunks, int64_t more) {
   const auto& names = schedule_names();
   o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
   if (!microbatches.empty()) draw(d, o, microbatches);
@@ -89,7 +89,7 @@ inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatche
 }
 
 // Occasionally adds adapters to some layers of a model with known family.
-inline void draw_adapters(Draw& d, TrainOptions& o) {
+inline void draw_adapters(Draw& d, TypedOptions& o) {
   if (d.between(0, 3) != 0) return;
   const bool llama = value_name(o.model.family) == "llama";
   draw(d, o, "lora_rank=1|2|5 lora_alpha=1|4 lora_dropout=0|0.2 lora_rslora=false|true");
@@ -99,14 +99,14 @@ inline void draw_adapters(Draw& d, TrainOptions& o) {
 }
 
 // Sharding groups for the given data ranks; each holds all experts.
-inline void draw_groups(Draw& d, TrainOptions& o, int64_t data_ranks) {
+inline void draw_groups(Draw& d, TypedOptions& o, int64_t data_ranks) {
   int64_t ranks = o.plan.ep * d.between(1, data_ranks / o.plan.ep);
   while (data_ranks % ranks != 0) ranks -= o.plan.ep;
   o["shard_ranks"] = ranks;
 }
 
 // Occasionally, for the given data ranks: sharding groups, Muon, local updates.
-inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
+inline void draw_replicas(Draw& d, TypedOptions& o, int64_t data_ranks) {
   const bool ddp = value_name(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
   if (o.plan.zero != ZeroStage::none && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
   if ((ddp || value_name(o.plan.dp_mode) == "dataparallel") && o.model.lora.rank == 0 && d.between(0, 4) == 0) {
@@ -121,7 +121,7 @@ inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
 }
 
 // A family for `o`, whose heads, channels and context are set: `unit` is the granularity of heads per rank.
-inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
+inline void draw_family(Draw& d, TypedOptions& o, int64_t unit = 1) {
   o["family"] = d.of<const char*>({"gpt2", "llama"});
   if (d.between(0, 1) == 1) o["kv_heads"] = unit;
   if (d.between(0, 2) == 0) o["head_dim"] = 2 * d.between(1, 5);
@@ -143,7 +143,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
 }
 
 // Occasionally replaces feed-forward layers by experts, optionally sharded over some of `data` ranks.
-inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
+inline void draw_experts(Draw& d, TypedOptions& o, int64_t data) {
   if (d.between(0, 2) != 0) return;
   if (value_name(o.plan.dp_mode) == "ddp" && value_name(o.plan.all_reduce) != "ring") do
       o["ep"] = d.between(1, data);
@@ -160,10 +160,10 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }
 
-// Experts in every trial, sharded likewise.
-inline void draw_some_experts(Draw& d, TrainOptions& o, int64_t data) {
+// As draw_experts(), but in every trial.
+inline void draw_some_experts(Draw& d, TypedOptions& o, int64_t data) {
   do forget(o, {"experts"});
-  while (draw_experts(d, o, data), !o.gives("experts"));
+  while (draw_experts(d, o, data), !o.is_set("experts"));
 }
 
 }  // namespace tessera::test

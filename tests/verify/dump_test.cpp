@@ -26,12 +26,12 @@ namespace fs = std::filesystem;
 
 constexpr double kBound = 1e-12;
 
-Sequences sequences_for(const Job& job) { return test::counted(job, job.optim.seed); }
+Sequences sequences_for(const TrainConfig& job) { return test::counted(job, job.optim.seed); }
 
 // Trains under the plan to the end, after calling `first` on every rank, dumping one step or none (0). Returns the
 // losses and the final parameters.
 std::vector<std::vector<double>> train(
-    const Job& job, int64_t step, const fs::path& folder,
+    const TrainConfig& job, int64_t step, const fs::path& folder,
     const std::function<void(Trainer&)>& first = [](Trainer&) {}) {
   std::vector<std::vector<double>> out(1);
   test::on_ranks(job, sequences_for(job), [&](Trainer& trainer) {
@@ -68,14 +68,14 @@ void expect_same(const fs::path& found, const fs::path& expected, const std::str
 }
 
 // The same job on one rank with a single micro-batch.
-Job alone(Job job) {
+TrainConfig alone(TrainConfig job) {
   const Plan plan = job.plan;
   job.plan = {.attention = plan.attention, .deterministic = true, .threads_per_rank = 1, .timeout = plan.timeout};
   return job;
 }
 
-void expect_dump_of_one_rank(const TrainOptions& o) {
-  const Job job = verifiable(resolve(o));
+void expect_dump_of_one_rank(const TypedOptions& o) {
+  const TrainConfig job = verifiable(resolve(o));
   const test::Exchange one, all;
   const std::string file = fmt::format("dump_{}.safetensors", o.run.dump);
   train(alone(job), o.run.dump, one.path(""));
@@ -90,8 +90,8 @@ void expect_dump_of_one_rank(const TrainOptions& o) {
 using namespace test;
 
 // At most 12 ranks; with an optimizer that does not amplify rounding.
-TrainOptions draw_dumped(Draw& d) {
-  TrainOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
+TypedOptions draw_dumped(Draw& d) {
+  TypedOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
   do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
   while (o.plan.ranks() > 12);
   draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
@@ -131,11 +131,11 @@ TEST(Dump, EachKindOfPlanMatchesOneRank) {
     expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + words));
 }
 
-// In fp32, which shows other summation orders. Also before and after the dumped step.
+// Compares the dumped step and the steps around it, in fp32, where a different summation order would be visible.
 TEST(Dump, DoesNotAffectTraining) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
-    const Job job = verifiable(resolve(small_plan("steps=3 batch=8 " + words)));
+    const TrainConfig job = verifiable(resolve(small_plan("steps=3 batch=8 " + words)));
     const Exchange folder;
     EXPECT_EQ(train(job, 2, folder.path("")), train(job, 0, folder.path(""))) << words;
     EXPECT_TRUE(fs::exists(folder.path("dump_2.safetensors")));
@@ -145,7 +145,7 @@ TEST(Dump, DoesNotAffectTraining) {
 // A rank fails within the step, regardless of what the others have written.
 TEST(Dump, AbortedDumpLeavesNoFile) {
   const Exchange folder;
-  const Job job = verifiable(resolve(small_plan("dp=2 steps=3")));
+  const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=3")));
   Sequences sequences = sequences_for(job);
   sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step == 1 && first > 0) throw Error("these cannot be read");  // rank 1's
@@ -160,10 +160,10 @@ TEST(Dump, AbortedDumpLeavesNoFile) {
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
-// Hooks are missing on one rank: the file would have zeros there.
+// Hooks are missing on one rank, so the file would contain zeros in place of its values.
 TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange folder;
-  const Job job = verifiable(resolve(small_plan("dp=2 steps=1")));
+  const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
     StepDump dump(trainer, 1, folder.path(""));
     dump.begin(sequences_for(job));
@@ -176,7 +176,7 @@ TEST(Dump, IncompleteDumpIsAnError) {
 
 TEST(Dump, RejectsUnsynchronizedRanks) {
   const auto refused = [](const char* words, int64_t step, const char* why) {
-    const Job job = resolve(small_plan(words));
+    const TrainConfig job = resolve(small_plan(words));
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
@@ -190,7 +190,7 @@ TEST(Dump, MatchesPyTorchHooks) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
                                   "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
-    const Job job = verifiable(resolve(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
+    const TrainConfig job = verifiable(resolve(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
     const Exchange folder;
     train(job, 1, folder.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;

@@ -13,6 +13,7 @@
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
 #include "verify/comparison.h"
+#include "verify/tolerance.h"
 
 namespace tessera {
 namespace {
@@ -20,8 +21,8 @@ namespace {
 using test::small_plan;
 
 // GPT-2 with 124 million parameters, mixed precision.
-TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
-  TrainOptions o = verify_defaults();
+TypedOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
+  TypedOptions o = verify_defaults();
   o.preset = "gpt2";
   say(o, fmt::format("vocab=50304 ranks={0} batch={0} zero={1} dtype=bf16 grad_dtype={2}", ranks, zero, grad_dtype));
   return o;
@@ -46,32 +47,32 @@ TEST(Expected, MemoryMatchesPaper) {
 
 // With everything in bfloat16 a parameter costs 8 bytes.
 TEST(Expected, Bfloat16StateTakesEightBytesPerParameter) {
-  TrainOptions o = gpt2(4, 0, "bf16");
+  TypedOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
   const MemoryByCategory h = expected_memory(resolve(o)).front();
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
 }
 
-int64_t sent(const TrainOptions& o, const std::string& operation, const std::string& axis = "dp", int64_t steps = 1) {
+int64_t sent(const TypedOptions& o, const std::string& operation, const std::string& axis = "dp", int64_t steps = 1) {
   int64_t sum = 0;
   for (const SentBytes& s : expected_bytes(resolve(o), steps))
     if (s.axis == axis && s.operation == operation) sum += s.bytes;
   return sum;
 }
 
-void expect_held(const TrainOptions& o, size_t rank, int64_t parameters, int64_t gradients, int64_t optimizer) {
+void expect_held(const TypedOptions& o, size_t rank, int64_t parameters, int64_t gradients, int64_t optimizer) {
   const MemoryByCategory held = expected_memory(resolve(o)).at(rank);
   EXPECT_EQ(held.parameters, parameters);
   EXPECT_EQ(held.gradients, gradients);
   EXPECT_EQ(held.optimizer, optimizer);
 }
-int64_t optimizer_of_first(const TrainOptions& o) { return expected_memory(resolve(o)).front().optimizer; }
+int64_t optimizer_of_first(const TypedOptions& o) { return expected_memory(resolve(o)).front().optimizer; }
 
-// One layer of 16 channels, 8 tokens of context, 32 words. Units in elements, each parameter rounded up to 16: tokens
+// One layer of 16 channels, context 8, vocabulary 32. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
-// Cut over two ranks at 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
-TrainOptions tiny(std::string_view words) {
-  TrainOptions o = verify_defaults();
+// Sharded over two ranks in multiples of 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
+TypedOptions tiny(std::string_view words) {
+  TypedOptions o = verify_defaults();
   say(o, "layers=1 heads=2 channels=16 context=8 vocab=32");
   say(o, words);
   return o;
@@ -85,7 +86,7 @@ TEST(Expected, TrafficMatchesManualCount) {
   // Gathered: tokens three times, positions once, block and norm twice.
   EXPECT_EQ(sent(tiny("ranks=2 zero=3 microbatches=3"), "all_gather"),
             3 * (3 * 512 + 512 + 2 * 3584 + 2 * 512) * 4 + 20 * 8);
-  const TrainOptions o = tiny("ranks=2 dp_mode=dataparallel");
+  const TypedOptions o = tiny("ranks=2 dp_mode=dataparallel");
   EXPECT_EQ(sent(o, "reduce"), 3952 * 4);
   EXPECT_EQ(sent(o, "gather"), 6 * 8 * 32 * 4);  // the logits of half of 12 sequences
 }
@@ -93,7 +94,7 @@ TEST(Expected, TrafficMatchesManualCount) {
 // The same model on four ranks in two groups of two: each group as above, and per step two all-reduces over two ranks
 // of 2560 elements each.
 TEST(Expected, HybridShardingTrafficMatchesManualCount) {
-  const TrainOptions o = tiny("ranks=4 zero=2 shard_ranks=2 microbatches=3");
+  const TypedOptions o = tiny("ranks=4 zero=2 shard_ranks=2 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
   EXPECT_EQ(sent(o, "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
   EXPECT_EQ(sent(o, "all_reduce", "dp.replicate"), 2 * 2 * 2560 * 4);
@@ -103,7 +104,7 @@ TEST(Expected, HybridShardingTrafficMatchesManualCount) {
 
 // Matrices of 768, 256, 1024 and 1024 elements: one rank owns 1024 + 768, the other 1024 + 256.
 TEST(Expected, MuonTrafficMatchesManualCount) {
-  const TrainOptions o = tiny("ranks=2 optimizer=muon");
+  const TypedOptions o = tiny("ranks=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3072 * 4 + (3952 - 3072) * 8);
   // Shards of 1536: rank 0 has qkv and proj and the first half of up. The first owns up and qkv, the second down and
@@ -114,12 +115,13 @@ TEST(Expected, MuonTrafficMatchesManualCount) {
 // Matrices of all ranks: qkv 768, proj 256, the router of four experts 64. Of each expert 2048 and 1024, on two of the
 // four ranks.
 TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
-  TrainOptions o = tiny("ranks=4 family=llama experts=4 ep=2 optimizer=muon");
+  TypedOptions o = tiny("ranks=4 family=llama experts=4 ep=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(sent(o, "broadcast", "edp"), 4 * 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), (1088 + 2 * 3072) * 4 + (512 + 3 * 16) * 8);
-  // Shards of 512: the third rank owns the router, which it has; of qkv the second one sends 256. An expert's shards
-  // are 1536: of one expert the first rank owns both matrices, of the other the second does.
+  // Shards of 512: the third rank owns the router, which is in its shard; the second rank sends 256 elements of qkv. An
+  // expert's shards are 1536: the first rank owns both matrices of one expert, the second rank those of the other
+  // expert.
   o["zero"] = 1;
   EXPECT_EQ(sent(o, "send"), 2 * 256 * 4);
   EXPECT_EQ(sent(o, "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
@@ -128,7 +130,7 @@ TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
 // Eight ranks in two groups of four. Over four ranks the table of 512, the block of 16 + 768 + 256 + 16 + 64 and the
 // norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
 TEST(Expected, HybridShardingTrafficWithExpertsMatchesManualCount) {
-  const TrainOptions o = tiny("ranks=8 batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
+  const TypedOptions o = tiny("ranks=8 batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
   EXPECT_EQ(sent(o, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
   EXPECT_EQ(sent(o, "all_gather", "dp.shard"), 2 * 3 * (4096 * 4 + 16 * 8));
@@ -139,7 +141,7 @@ TEST(Expected, HybridShardingTrafficWithExpertsMatchesManualCount) {
 
 // Synchronizations in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, DilocoTrafficMatchesManualCount) {
-  const TrainOptions o = tiny("ranks=2 dp_mode=diloco sync_every=3 steps=10");
+  const TypedOptions o = tiny("ranks=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 9), 3 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 10), 4 * 2 * 3952 * 4);
@@ -152,7 +154,7 @@ TEST(Expected, DilocoTrafficMatchesManualCount) {
 // Two layers in two fragments: the embeddings and a block are 512 + 128 + 3280, the other block and the norm 3280 + 32.
 // With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
 TEST(Expected, DilocoTrafficWithFragmentsMatchesManualCount) {
-  TrainOptions o = tiny("ranks=2 layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
+  TypedOptions o = tiny("ranks=2 layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 0);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 2), 2 * 3312 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 5), 2 * (3312 + 3920) * 4);
@@ -164,7 +166,7 @@ TEST(Expected, DilocoTrafficWithFragmentsMatchesManualCount) {
 
 // Differences have the gradients' dtype; synchronized values are fp32 with bf16 parameters.
 TEST(Expected, DilocoTrafficInBfloat16MatchesManualCount) {
-  TrainOptions o = tiny("ranks=2 dp_mode=diloco steps=1 dtype=bf16");
+  TypedOptions o = tiny("ranks=2 dp_mode=diloco steps=1 dtype=bf16");
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3952 * (12 + 8));
   o["grad_dtype"] = "bf16";
@@ -174,7 +176,7 @@ TEST(Expected, DilocoTrafficInBfloat16MatchesManualCount) {
 // Two groups of two context ranks: gradients within a group in each step and, with this H, one synchronization between
 // groups.
 TEST(Expected, DilocoTrafficWithContextRanksMatchesManualCount) {
-  const TrainOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
+  const TypedOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "cp", 3), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 3), 2 * 2 * 3952 * 4);
 }
@@ -188,25 +190,25 @@ TEST(StageMemory, PeaksMatchManualCount) {
   EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
   EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
   EXPECT_EQ(peaks_of_ranks(naive(2, 3), {m, m}, 1), (Peaks{100 + 15, 100 + 15}));
-  // Rank 0: F0 F1 I0 W0 F2 I1 W1 I2 W2. Rank 1: F0 I0 F1 I1 W0 F2 I2 W1 W2: at I1 it holds what W0 needs.
+  // Rank 0: F0 F1 I0 W0 F2 I1 W1 I2 W2. Rank 1: F0 I0 F1 I1 W0 F2 I2 W1 W2: at I1 it holds the 7 saved for W0.
   EXPECT_EQ(peaks_of_ranks(zb_h1(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 7 + 15}));
-  // Stages 1 and 2 are neighbours on rank 1, where stage 2's F begins when its input is handed over: of one micro-batch
-  // 1F 2F 2I 2W 1I 1W, at 2I 10 of stage 1; at 1I nothing but the gradient that came in, which is in its 15.
+  // Stages 1 and 2 are both on rank 1, which runs 1F 2F 2I 2W 1I 1W for one micro-batch. At 2I it holds the 10 of stage
+  // 1; at 1I only the received gradient, which is included in its 15.
   EXPECT_EQ(peaks_of_ranks(zb_v(2, 1), {m, m, m, m}, 1).at(1), 200 + 10 + 15);
   const StageMemory little{.kept = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
   const Schedule both = parse_schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1\n", "both");
-  // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first is the input among the 5 of 1F0.
+  // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first, the input of 1F0, is included in its 5.
   EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));
 }
 
-TrainOptions pipeline_plan(const std::string& words) {
+TypedOptions pipeline_plan(const std::string& words) {
   return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + words);
 }
 
 TEST(StageMemory, BoundIsTight) {
   for (const std::string& name : schedule_names())
     for (const char* recompute : {"none", "block"}) {
-      const TrainOptions o = pipeline_plan(fmt::format("schedule={} recompute={}", name, recompute));
+      const TypedOptions o = pipeline_plan(fmt::format("schedule={} recompute={}", name, recompute));
       const VerifyResult r = test::expect_passes(o);
       ASSERT_EQ(r.expected_peak.size(), 2U);
       for (size_t rank = 0; rank < 2; ++rank)
@@ -217,7 +219,7 @@ TEST(StageMemory, BoundIsTight) {
 
 // GPipe's order violates the bound of 1F1B.
 TEST(StageMemory, DetectsExcessMicrobatchInFlight) {
-  const TrainOptions o = pipeline_plan("schedule=gpipe");
+  const TypedOptions o = pipeline_plan("schedule=gpipe");
   const VerifyResult r = verify(resolve(o));
   const auto stages = measure_stages(resolve(o), 0);
   const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(resolve(o))),
@@ -248,7 +250,7 @@ TEST_F(Bounds, ToleranceIsCalibratedForSplitReductions) {
 
 TEST_F(Bounds, CalibrationStaysWithinLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
-    const Job job = resolve(small_plan(dtype));
+    const TrainConfig job = resolve(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
     const double bound = compute_tolerance(job, test::counted(job)).bound;
     EXPECT_GE(bound, 63.999 * unit);

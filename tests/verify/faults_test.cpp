@@ -25,8 +25,8 @@ constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank)
 constexpr int kFailures = 5, kLate = 3;
 #endif
 
-std::vector<TrainOptions> plans() {
-  std::vector<TrainOptions> out;
+std::vector<TypedOptions> plans() {
+  std::vector<TypedOptions> out;
   for (const std::string how :
        {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync servers=2"})
     out.push_back(test::small_plan("steps=4 ranks=3 batch=12 microbatches=2 bucket_mb=0.005 " + how));
@@ -34,7 +34,7 @@ std::vector<TrainOptions> plans() {
 }
 
 // Final parameters, on rank 0.
-std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
+std::string train(const TypedOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
   LaunchOptions how = launch_options(resolve(o).plan);
   how.around = with_faults(faults);
@@ -47,14 +47,14 @@ std::string train(const TrainOptions& o, const Faults& faults, const Sequences& 
   return out;
 }
 
-Sequences counted(const TrainOptions& o) { return test::counted(resolve(o), o.optim.seed); }
+Sequences counted(const TypedOptions& o) { return test::counted(resolve(o), o.optim.seed); }
 
 struct Failure {
   std::string what = "nothing was thrown";
   Status status{};
   double seconds = 0;
 };
-Failure failure(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
+Failure failure(const TypedOptions& o, const Faults& faults, const Sequences& sequences) {
   Failure f;
   const auto begin = std::chrono::steady_clock::now();
   try {
@@ -70,7 +70,7 @@ Failure failure(const TrainOptions& o, const Faults& faults, const Sequences& se
 TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
   const Philox random(3);
   uint64_t trial = 0;
-  for (const TrainOptions& o : plans())
+  for (const TypedOptions& o : plans())
     for (int guilty = 0; guilty < 3; ++guilty)
       for (int round = 0; round < kFailures; ++round, ++trial) {
         const auto call = static_cast<int64_t>(random.below(24, trial));
@@ -85,7 +85,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
 
 // Between communication calls: a rank's data cannot be read.
 TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
-  for (const TrainOptions& o : plans()) {
+  for (const TypedOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
     const int guilty = value_name(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
     Sequences sequences = counted(o);
@@ -102,7 +102,7 @@ TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
 
 // One rank's local loss: all ranks learn of it before any update.
 TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
-  for (const TrainOptions& o : plans()) {
+  for (const TypedOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
     const auto run_all_steps = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
@@ -122,10 +122,10 @@ TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
 // One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
 // depends, and which tensor ranks shard.
 TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
-  std::vector<TrainOptions> all = plans();
+  std::vector<TypedOptions> all = plans();
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
-  for (const TrainOptions& o : all) {
+  for (const TypedOptions& o : all) {
     std::vector<int64_t> done(static_cast<size_t>(resolve(o).plan.ranks()), -1);
     const int guilty = static_cast<int>(done.size()) - 1;
     const auto run_all_steps = [&](Trainer& trainer) {
@@ -150,7 +150,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
 }
 
 TEST(Faults, LostCallFailsWithoutHang) {
-  for (TrainOptions o : plans()) {
+  for (TypedOptions o : plans()) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {
       const Failure f = failure(o, {{1, {{.kind = Fault::Kind::drop, .call = call}}}}, counted(o));
@@ -164,7 +164,7 @@ TEST(Faults, LostCallFailsWithoutHang) {
 TEST(Faults, DelayedRanksDoNotAffectResults) {
   const Philox random(4);
   uint64_t draw = 0;
-  for (const TrainOptions& o : plans()) {
+  for (const TypedOptions& o : plans()) {
     const std::string undisturbed = train(o, {}, counted(o));
     ASSERT_FALSE(undisturbed.empty());
     for (int round = 0; round < kLate; ++round) {

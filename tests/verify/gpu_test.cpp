@@ -38,7 +38,7 @@ Saved as_bytes(const std::vector<NamedTensor>& tensors) {
 
 // Initial parameters and optimizer state as in a checkpoint, on rank 0.
 Saved complete_run(
-    const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
+    const TypedOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
   Saved saved;
   on_ranks(resolve(o), [&](Trainer& trainer) {
@@ -51,9 +51,9 @@ Saved complete_run(
   return saved;
 }
 
-TrainOptions plan(const std::string& words) { return small_plan("steps=4 " + words); }
+TypedOptions plan(const std::string& words) { return small_plan("steps=4 " + words); }
 
-std::vector<TrainOptions> layouts() {
+std::vector<TypedOptions> layouts() {
   return {plan("ranks=1"),
           plan("ranks=4 tp=2"),
           plan("ranks=4 tp=2 sp=true zero=3 dtype=bf16"),
@@ -63,7 +63,7 @@ std::vector<TrainOptions> layouts() {
 }
 
 TEST_F(TrainingGpu, InitialValuesAndStateMatchCpu) {
-  for (TrainOptions o : layouts()) {
+  for (TypedOptions o : layouts()) {
     const Saved expected = complete_run(o);
     o["device"] = "cuda";
     EXPECT_TRUE(complete_run(o) == expected) << make_command(o);
@@ -84,7 +84,7 @@ TEST_F(TrainingGpu, LoadsAndSavesSameState) {
     }
     return make_reader(bytes, dtype);
   };
-  for (TrainOptions o : layouts()) {
+  for (TypedOptions o : layouts()) {
     o["device"] = "cuda";
     const Saved found = complete_run(o, [&](Trainer& trainer) {
       read_values(trainer.strategy().resident_units(), source);
@@ -96,7 +96,7 @@ TEST_F(TrainingGpu, LoadsAndSavesSameState) {
 }
 
 TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
-  for (TrainOptions o : layouts()) {
+  for (TypedOptions o : layouts()) {
     o["device"] = "cuda";
     expect_passes(o);
   }
@@ -145,7 +145,7 @@ TEST_F(TrainingGpu, MuonTrainsLikeOneRank) {
 TEST_F(TrainingGpu, MuonStaysWithinExpectedMemory) {
   constexpr int64_t kSums = 16;
   for (const int64_t zero : {0, 1}) {
-    TrainOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
+    TypedOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
     o["zero"] = zero;
     const auto peaks = [&](const char* optimizer) {
       o["optimizer"] = optimizer;
@@ -160,7 +160,7 @@ TEST_F(TrainingGpu, MuonStaysWithinExpectedMemory) {
   }
 }
 
-// Each replica like a serial run on a GPU, with outer steps.
+// Each replica trains like a serial run on a GPU with outer steps.
 TEST_F(TrainingGpu, LocalUpdatesMatchReplay) {
   expect_passes(
       plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
@@ -171,8 +171,7 @@ TEST_F(TrainingGpu, LocalUpdatesMatchReplay) {
        "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"});
 }
 
-// Not only in the command: verify() compares kernels that are not selected by timing, and attention kernels with
-// bitwise guarantees.
+// verify() itself, not only the command, chooses kernels without timing, and attention kernels with bitwise guarantees.
 TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);
@@ -180,7 +179,7 @@ TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
 }
 
 // Faults are detected on GPUs too.
-void expect_detected(const TrainOptions& o, std::initializer_list<const char*> defects) {
+void expect_detected(const TypedOptions& o, std::initializer_list<const char*> defects) {
   for (const char* name : defects) EXPECT_FALSE(verify(resolve(o), planted(defect(name), resolve(o))).passed()) << name;
 }
 
@@ -194,7 +193,7 @@ TEST_F(TrainingGpu, DetectsInjectedFaults) {
 using ExpertsTrainingGpu = test::OnGpu;
 using ExpertsOverNcclGpu = test::OnGpus;
 
-TrainOptions with_experts(const std::string& words) {
+TypedOptions with_experts(const std::string& words) {
   return small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1 " + words);
 }
 
@@ -208,8 +207,8 @@ TEST_F(ExpertsTrainingGpu, EveryAxisTrainsLikeOneRank) {
                  "ranks=2 zero=2 offload=optimizer"});
 }
 
-TrainOptions draw_with_experts(Draw& d) {
-  TrainOptions o = with_experts("");
+TypedOptions draw_with_experts(Draw& d) {
+  TypedOptions o = with_experts("");
   draw(d, o, "dtype=fp32|bf16|fp64 dp=1|2|4 tp=1|1|2 cp=1|1|2");
   if (o.plan.tp * o.plan.cp == 1) o["pp"] = d.of<int64_t>({1, 2});
   o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
@@ -231,7 +230,7 @@ TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
 }
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
-  TrainOptions o = with_experts("ranks=1");
+  TypedOptions o = with_experts("ranks=1");
   EXPECT_EQ(no_graph_because(resolve(o), false), "the host needs the number of tokens of each of the 4 `experts`");
   EXPECT_FALSE(steps_without_host(resolve(o), false));
   o["cuda_graph"] = "on";
@@ -240,7 +239,7 @@ TEST(ExpertsStepGraph, IsNotCaptured) {
   EXPECT_EQ(no_graph_because(resolve(o), false), "");
 }
 
-std::vector<double> train_losses(const TrainOptions& o) {
+std::vector<double> train_losses(const TypedOptions& o) {
   std::vector<double> losses;
   on_ranks(resolve(o), [&](Trainer& trainer) {
     for (int64_t i = 0; i < o.optim.steps; ++i) {
@@ -267,8 +266,8 @@ TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOneRank) {
 using OffloadGpu = test::OnGpu;
 
 // Every axis, sharding groups, adapters, schedules, dtypes and optimizers supported with ZeRO-3 on a GPU.
-TrainOptions draw_offloaded(Draw& d) {
-  TrainOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
+TypedOptions draw_offloaded(Draw& d) {
+  TypedOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
   o["heads"] = 2 * d.between(1, 2);
   o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * d.between(2, 6);
@@ -288,7 +287,7 @@ TrainOptions draw_offloaded(Draw& d) {
 TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   for (uint64_t trial = 0; trial < 5; ++trial) {
     Draw d("parameters of the host", trial);
-    const TrainOptions o = draw_offloaded(d);
+    const TypedOptions o = draw_offloaded(d);
     SCOPED_TRACE(make_command(o));
     if (!has_kernels(o)) continue;
     const VerifyResult r = expect_passes(o);
@@ -338,7 +337,7 @@ TEST(Offload, RejectsParameterOffloadWithoutZero3) {
       {"zero=3", "`offload`: parameters are offloaded to host memory, where `device` cpu already stores them"},
       {"zero=3", "expected `device` cuda, got cpu"}};
   for (const auto& [zero, why] : cases) {
-    const TrainOptions o = small_plan(std::string("ranks=2 offload=parameters ") + zero);
+    const TypedOptions o = small_plan(std::string("ranks=2 offload=parameters ") + zero);
     EXPECT_TRUE(has(error_message([&] { check(resolve(o)); }), why)) << zero;
   }
 }

@@ -25,8 +25,8 @@ namespace {
 using namespace test;
 
 // The contract fails, or training itself stops.
-void expect_detected_by_verify(std::string_view mutation, const TrainOptions& o) {
-  const Job job = resolve(o);
+void expect_detected_by_verify(std::string_view mutation, const TypedOptions& o) {
+  const TrainConfig job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
   EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
@@ -81,7 +81,7 @@ using InjectedErrors = test::OneThread;
 
 void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * element_size(t.dtype())] ^= std::byte{1}; }
 
-// Tensors by kind: the first local element of each unit's first parameter.
+// Flips the lowest bit of the first local element in the tensor that `of` selects from a unit.
 void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
@@ -99,8 +99,8 @@ VerifyHooks after_update(const Spoil& inject) {
 }
 VerifyHooks after_reductions(const Spoil& inject) { return {.summed = inject}; }
 
-void expect_bits(const TrainOptions& o) {
-  const Job job = resolve(o);
+void expect_bits(const TypedOptions& o) {
+  const TrainConfig job = resolve(o);
   const auto passes = [&](const VerifyHooks& hooks) {
     const VerifyResult r = verify(job, hooks);
     EXPECT_EQ(r.bitwise, r.passed() && r.exact) << make_command(o);
@@ -121,13 +121,13 @@ void expect_bits(const TrainOptions& o) {
     }))) << kind
          << " of " << make_command(o);
   }
-  if (o.plan.tp > 1) return;  // gradients are held to a bound there
+  if (o.plan.tp > 1) return;  // gradients need only be within a bound
   EXPECT_FALSE(passes(after_reductions([](Trainer& t) {
     flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
   }))) << make_command(o);
 }
 
-TrainOptions one_step(const char* dtype, std::string_view words) {
+TypedOptions one_step(const char* dtype, std::string_view words) {
   return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
 }
 
@@ -155,8 +155,8 @@ VerifyHooks too_large_by(double share) {
 TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
-      const TrainOptions o = one_step(dtype, words);
-      const Job job = resolve(o);
+      const TypedOptions o = one_step(dtype, words);
+      const TrainConfig job = resolve(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << make_command(o);
       const double unit = value_name(o.optim.dtype) == "fp64"
@@ -176,8 +176,8 @@ TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
 // TESSERA_PLANS random plans selected by TESSERA_DRAW.
 
 // A plan without faults, possibly invalid.
-TrainOptions draw_plan(Draw& d) {
-  TrainOptions o = small_plan();
+TypedOptions draw_plan(Draw& d) {
+  TypedOptions o = small_plan();
   draw(d, o,
        "steps=3 timeout=20 channels=16 heads=4 layers=2..3 family=gpt2|llama pp=1|1|2 dp=1|2|2|3 tp=1|1|2 cp=1|1|1|2");
   o["sp"] = o.plan.tp > 1 && d.between(0, 2) == 0;
@@ -190,8 +190,8 @@ TrainOptions draw_plan(Draw& d) {
   return o;
 }
 
-// The plan with all requirements of the fault, from its error; nullopt if that is invalid.
-std::optional<TrainOptions> with_needs(TrainOptions o, const InjectedFault& d) {
+// The plan changed to meet all requirements of the fault (InjectedFault::needs()); nullopt if they cannot all be met.
+std::optional<TypedOptions> with_needs(TypedOptions o, const InjectedFault& d) {
   for (int round = 0; round < 3; ++round) {
     const std::vector<Need> needs = d.needs(resolve(o));
     if (needs.empty()) return o;
@@ -204,10 +204,10 @@ std::optional<TrainOptions> with_needs(TrainOptions o, const InjectedFault& d) {
   return {};
 }
 
-std::optional<TrainOptions> draw_with(const InjectedFault& defect, uint64_t trial) {
+std::optional<TypedOptions> draw_with(const InjectedFault& defect, uint64_t trial) {
   Draw d("defects", trial);
   for (int attempt = 0; attempt < 30; ++attempt) try {
-      const TrainOptions drawn = draw_plan(d);
+      const TypedOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
       if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the end-of-document token may be missing
       if (!o || resolve(*o).plan.ranks() > 8) continue;
@@ -233,7 +233,7 @@ TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
     const InjectedFault& defect = defects()[trial % defects().size()];
     const auto o = draw_with(defect, trial);
     ASSERT_TRUE(o) << defect.name << " has no plan";
-    const VerifyResult r = explain(resolve(*o), [&](const Job& j) { return planted_if_it_applies(defect, j); });
+    const VerifyResult r = explain(resolve(*o), [&](const TrainConfig& j) { return planted_if_it_applies(defect, j); });
     caught += r.passed() ? 0 : 1;
     if (r.passed()) {
       std::printf("NOT SEEN %s: %s\n", defect.name.data(), make_command(*o).c_str());
@@ -330,7 +330,7 @@ TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
 TEST(Diagnosis, ReportsRanksWithWrongTokens) {
   const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
     VerifyHooks hooks;
-    hooks.loading = [=](Sequences s, const Job& run, int rank) {
+    hooks.loading = [=](Sequences s, const TrainConfig& run, int rank) {
       s.load = [=, right = s.load, context = run.model.context](int64_t step, int64_t first, int64_t count, int32_t* in,
                                                                 int32_t* out) {
         right(step, first, count, in, out);
@@ -340,8 +340,8 @@ TEST(Diagnosis, ReportsRanksWithWrongTokens) {
       };
       return s;
     };
-    const VerifyResult r =
-        explain(resolve(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
+    const VerifyResult r = explain(resolve(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")),
+                                   [=](const TrainConfig&) { return hooks; });
     std::vector<std::string> found = r.failures;
     std::erase_if(found, [](const std::string& failure) { return !failure.starts_with("rank"); });
     EXPECT_EQ(found, lines);
@@ -379,7 +379,7 @@ TEST(Diagnosis, DescribesCauseOfEachFault) {
 }
 
 TEST(InjectedFaults, ReportUnmetRequirements) {
-  TrainOptions o = small_plan();
+  TypedOptions o = small_plan();
   o["dp"] = 2;
   EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), resolve(o)); }),
             "`defect`: unsummed-head-norm does not apply to this plan; it requires `tp` 2 and `family` llama and "
@@ -390,7 +390,7 @@ TEST(InjectedFaults, ReportUnmetRequirements) {
 }
 
 TEST(InjectedFaults, RandomFaultIsApplicable) {
-  TrainOptions o = small_plan();
+  TypedOptions o = small_plan();
   o.ranks = o["tp"] = 2;
   std::set<std::string_view> drawn;
   for (uint64_t draw = 0; draw < 60; ++draw) {

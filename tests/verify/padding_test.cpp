@@ -41,9 +41,9 @@ Dataset examples(int64_t context, bool packed, uint64_t seed) {
   return d;
 }
 
-Job make_job(test::Draw& draw, int64_t context, DType dtype) {
-  Job job{.model = {.layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab},
-          .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch}};
+TrainConfig make_job(test::Draw& draw, int64_t context, DType dtype) {
+  TrainConfig job{.model = {.layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab},
+                  .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch}};
   job.model.family = draw.of({Family::gpt2, Family::llama});
   job.model.tied = false;
   job.optim.clip = 0;
@@ -51,7 +51,7 @@ Job make_job(test::Draw& draw, int64_t context, DType dtype) {
   return job;
 }
 
-File train_to_file(Job job, Plan plan, const Dataset& data, double* validation = nullptr) {
+File train_to_file(TrainConfig job, Plan plan, const Dataset& data, double* validation = nullptr) {
   plan.threads_per_rank = 1;
   job.plan = plan;
   check(job);
@@ -65,7 +65,7 @@ File train_to_file(Job job, Plan plan, const Dataset& data, double* validation =
 }
 
 TEST(Padding, RoundsUpToRankMultipleWithinContext) {
-  Job job{.model = {.context = 600}};
+  TrainConfig job{.model = {.context = 600}};
   const auto padded = [&](std::vector<int64_t> lengths) { return padded_tokens(job, lengths); };
   EXPECT_EQ(padded({20, 64, 3}), 64);
   EXPECT_EQ(padded({65, 3}), 128);
@@ -82,7 +82,7 @@ struct Alone {
   File values;
   double loss = 0;
 };
-Alone rows_alone(const Job& job, const Dataset& data) {
+Alone rows_alone(const TrainConfig& job, const Dataset& data) {
   const Sequences sequences = make_sequences(data, job.model.context, kBatch, 1);
   const ExampleRows& rows = *data.train_examples;
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
@@ -154,7 +154,7 @@ TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
   for (uint64_t trial = 0; trial < test::plans(6); ++trial) {
     test::Draw draw("rows alone", trial);
     const int64_t context = draw.of<int64_t>({240, 480});
-    Job job = make_job(draw, context, DType::float64);
+    TrainConfig job = make_job(draw, context, DType::float64);
     const bool packed = trial % 3 == 1;
     Plan plan = draw.of({Plan{.dp = 2, .microbatches = 3}, Plan{.pp = 2, .microbatches = 4}, Plan{.tp = 2},
                          Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .microbatches = 2},
@@ -178,7 +178,7 @@ TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
 TEST(Padding, LayoutsAndContextsProduceSameCheckpoint) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("one file", trial);
-    const Job job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
+    const TrainConfig job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
     const Dataset data = examples(256, false, trial);
     const Sequences sequences = make_sequences(data, 256, kBatch, 1);
     std::set<int64_t> lengths;
@@ -190,7 +190,7 @@ TEST(Padding, LayoutsAndContextsProduceSameCheckpoint) {
           Plan{.dp = 3, .zero = ZeroStage::three}, Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 3}})
       EXPECT_TRUE(train_to_file(job, plan, data) == one) << trial << ": " << to_text(plan);
     if (job.model.family != Family::llama) continue;  // else the position table is longer
-    Job longer = job;
+    TrainConfig longer = job;
     longer.model.context = 4096;
     EXPECT_TRUE(train_to_file(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
   }
@@ -202,9 +202,9 @@ TEST(Padding, PlansMatchOracle) {
     for (const Plan& plan :
          {Plan{.dp = 2, .microbatches = 2}, Plan{.pp = 2, .dp = 2, .zero = ZeroStage::two, .microbatches = 3},
           Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .tp = 2, .microbatches = 3}}) {
-      Job job{.model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 16, .context = 256},
-              .optim = {.steps = 3, .batch = kBatch},
-              .plan = plan};
+      TrainConfig job{.model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 16, .context = 256},
+                      .optim = {.steps = 3, .batch = kBatch},
+                      .plan = plan};
       const bool splits = plan.tp > 1 || plan.cp > 1;
       job.model.vocab = kVocab;
       job.model.dropout = packed ? 0 : 0.1;
@@ -212,7 +212,7 @@ TEST(Padding, PlansMatchOracle) {
       job.optim.dtype = splits ? DType::float64 : DType::float32;
       job.optim.document_mask = packed;
       const Dataset data = examples(256, packed, 3);
-      const auto sequences = [&](const Job& j) { return make_sequences(data, 256, j.optim.batch, 1); };
+      const auto sequences = [&](const TrainConfig& j) { return make_sequences(data, 256, j.optim.batch, 1); };
       const VerifyResult r = verify(verifiable(job), {.sequences = sequences});
       EXPECT_EQ(r.exact, !splits);
       EXPECT_TRUE(splits ? r.grad_max_rel < 1e-12 && r.loss_max_rel < 1e-12 : r.bitwise) << to_text(plan) << r.worst;

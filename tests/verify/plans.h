@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Options in user syntax: say(o, "zero=2 shard_ranks=2").
-inline void say(TrainOptions& o, std::string_view words) {
+inline void say(TypedOptions& o, std::string_view words) {
   for (const std::string& word : split(words, ' '))
     if (const size_t equals = word.find('='); equals != std::string::npos)
       o[word.substr(0, equals)] = word.substr(equals + 1);
@@ -20,15 +20,15 @@ inline void say(TrainOptions& o, std::string_view words) {
 namespace test {
 
 // A model that trains twenty steps in a fraction of a second, with dropout, one thread per rank.
-inline TrainOptions small_plan(std::string_view words = {}) {
-  TrainOptions o = verify_defaults();
+inline TypedOptions small_plan(std::string_view words = {}) {
+  TypedOptions o = verify_defaults();
   say(o, "layers=2 heads=2 channels=32 context=16 vocab=40 threads_per_rank=1 timeout=30");
   say(o, words);
   return o;
 }
 
 // "tessera verify --layers 2 ..." with all non-default options.
-inline std::string make_command(const TrainOptions& o) {
+inline std::string make_command(const TypedOptions& o) {
   std::string text = "tessera verify";
   const auto defaults = config_values(verify_defaults());
   for (const auto& [key, value] : config_values(o)) {
@@ -39,18 +39,18 @@ inline std::string make_command(const TrainOptions& o) {
   return text;
 }
 
-inline Sequences counted(const Job& job, int64_t seed = 1) {
+inline Sequences counted(const TrainConfig& job, int64_t seed = 1) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
 }
 
 // Calls f(trainer) on each rank of the job.
-inline void on_ranks(const Job& job, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
+inline void on_ranks(const TrainConfig& job, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, sequences, world);
     f(trainer);
   });
 }
-inline void on_ranks(const Job& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
+inline void on_ranks(const TrainConfig& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
 
 }  // namespace test
 }  // namespace tessera

@@ -20,7 +20,7 @@ namespace {
 using namespace test;
 
 // The smallest model whose weights two tp ranks can shard at block boundaries.
-TrainOptions small_qlora(std::string_view codec = "nf4", std::string_view words = {}) {
+TypedOptions small_qlora(std::string_view codec = "nf4", std::string_view words = {}) {
   return small_plan(fmt::format(
       "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all steps=3 batch=4 dtype=fp32 "
       "quantize={} {} {}",
@@ -42,7 +42,7 @@ TEST(Quantized, ModelAxesTrainLikeOneRank) {
 
 TEST(Quantized, RandomPlansTrainLikeOneRank) {
   expect_drawn_pass(4, "quantized", [](Draw& d) {
-    TrainOptions o = small_qlora(d.of({"nf4", "gptq"}));
+    TypedOptions o = small_qlora(d.of({"nf4", "gptq"}));
     draw(d, o, "dtype=fp64|fp32|bf16 family=gpt2|llama");
     o[d.between(0, 1) == 1 ? "pp" : "cp"] = d.between(1, 2);
     draw(d, o, "tp=1..2 dp=1..2");
@@ -61,7 +61,7 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
 
 // The model has 0.516 bytes per quantized weight, and one mean per matrix.
 TEST(Quantized, MemoryMatchesClosedForm) {
-  const Job job = resolve(small_qlora());
+  const TrainConfig job = resolve(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
   for (const Parameter* p : model->parameters())
@@ -85,7 +85,7 @@ Packed& first_packed(Trainer& rank) {
   throw Error("no matrix in four bits");
 }
 
-bool is_detected(const TrainOptions& o, const std::function<void(Packed&)>& inject) {
+bool is_detected(const TypedOptions& o, const std::function<void(Packed&)>& inject) {
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
     if (rank.world().rank() + 1 == rank.world().size()) inject(first_packed(rank));
   }};
@@ -114,8 +114,8 @@ void quantize_separately(Packed& p) {
 }
 
 TEST(Quantized, DetectsInjectedFaults) {
-  const TrainOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
-  for (const TrainOptions& o : {data, tensor}) {
+  const TypedOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
+  for (const TypedOptions& o : {data, tensor}) {
     EXPECT_FALSE(is_detected(o, [](Packed&) {})) << make_command(o);
     EXPECT_TRUE(is_detected(o, replace_scale)) << make_command(o);
   }
@@ -123,7 +123,7 @@ TEST(Quantized, DetectsInjectedFaults) {
 }
 
 TEST(Quantized, RejectsShardsInsideQuantizationBlocks) {
-  const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
+  const TypedOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(error_message([&] { verify(resolve(o)); }),
             "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be sharded at multiples of 32 elements, which the 64 "
             "quantized together do not divide; expected fewer ranks");

@@ -20,14 +20,14 @@ namespace {
 
 using namespace test;
 
-TrainOptions short_plan(int64_t dp, std::string_view words = {}) {
+TypedOptions short_plan(int64_t dp, std::string_view words = {}) {
   return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, words));
 }
 
 // Two reductions, in every order: within groups and between them.
 TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "groups", [](Draw& d) {
-    TrainOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
+    TypedOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
     o["shard_ranks"] = o.plan.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, o.plan.dp / 2, o.plan.dp});
     draw(d, o, "zero=1..3 microbatches=1..3");
     o["batch"] = o.plan.dp * o.plan.microbatches;
@@ -44,7 +44,7 @@ TEST(ReplicasContract, GroupsWithTensorAndContextRanksTrainLikeOneRank) {
 
 TEST(ReplicasContract, MuonMatchesOneRankExactly) {
   expect_drawn_pass(14, "muon", [](Draw& d) {
-    TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
+    TypedOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 microbatches=1..2");
     o["batch"] = o.plan.dp * o.plan.microbatches;
     draw(d, o, "dtype=fp32|fp32|bf16|fp64 family=gpt2|llama kv_heads=1|2 offload=none|none|optimizer");
@@ -61,7 +61,7 @@ TEST(ReplicasContract, TensorRanksGatherMatricesForMuon) {
 
 TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
   expect_drawn_pass(14, "diloco", [](Draw& d) {
-    TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
+    TypedOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     o["channels"] = d.of<int64_t>({16, 24});  // 24: gaps between parameters
     draw(d, o, "dp_mode=diloco layers=2..4 sync_every=1..4");
     o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.model.layers));
@@ -82,7 +82,7 @@ TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
 
 TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
   expect_drawn_pass(8, "diloco groups", [](Draw& d) {
-    TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
+    TypedOptions o = short_plan(d.of<int64_t>({2, 3}));
     draw(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
     o["sync_fragments"] = std::min(o.plan.sync_fragments, o.plan.sync_every);
     const int64_t axis = d.between(0, 2);
@@ -96,8 +96,8 @@ TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
   });
 }
 
-VerifyResult explain_injected(const char* name, const TrainOptions& o) {
-  return explain(resolve(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
+VerifyResult explain_injected(const char* name, const TypedOptions& o) {
+  return explain(resolve(o), [&](const TrainConfig& j) { return planted_if_it_applies(defect(name), j); });
 }
 
 // A skipped outer step is detected in the step where its fragment is due.
@@ -111,8 +111,8 @@ TEST(ReplicasContract, DetectsSkippedFragment) {
     EXPECT_TRUE(t.step != 2 || t.name.starts_with("blocks.1.") || t.name.starts_with("norm.")) << t.name;
 }
 
-std::vector<Tensor> trained(const TrainOptions& o) {
-  const Job job = resolve(o);
+std::vector<Tensor> trained(const TypedOptions& o) {
+  const TrainConfig job = resolve(o);
   std::vector<Tensor> out;
   on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
@@ -128,8 +128,9 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(found[i], expected[i]), 1e-12) << i;
 }
 
-// Synchronization in every step with plain SGD inside and outside: data parallelism up to the order of operations.
-void expect_one_local_step_matches_ddp(TrainOptions o) {
+// Synchronization in every step with plain SGD as inner and outer optimizer: data parallelism up to the order of
+// operations.
+void expect_one_local_step_matches_ddp(TypedOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);
   o["dp_mode"] = "diloco";
@@ -152,9 +153,9 @@ TEST_F(ReplicasContractGpus, NcclRanksMatchThreadRanks) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
     if (!words.empty() && gpus < 4) continue;
-    const TrainOptions threads =
+    const TypedOptions threads =
         short_plan(2, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco" + words);
-    TrainOptions over_nccl = threads;
+    TypedOptions over_nccl = threads;
     say(over_nccl, "backend=nccl all_reduce=native");
     expect_near(trained(over_nccl), trained(threads));
   }
@@ -179,7 +180,7 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
       {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon requires full matrices"},
       {2, "optimizer=muon lora_rank=2", "`optimizer`: muon updates the weight matrices of the layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
-    const TrainOptions o = short_plan(dp, plan);
+    const TypedOptions o = short_plan(dp, plan);
     EXPECT_TRUE(has(error_message([&] { check(resolve(o)); }), refusal)) << plan;
   }
 }
@@ -187,8 +188,8 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
 // Experts combined with owners of matrices and sharding groups.
 
 // A short plan with the given data ranks, whose model has experts and optionally adapters.
-TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
-  TrainOptions o = small_plan("channels=16 steps=5");
+TypedOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
+  TypedOptions o = small_plan("channels=16 steps=5");
   o["dp"] = dp;
   o["microbatches"] = d.between(1, 2);
   o["batch"] = dp * o.plan.microbatches;
@@ -199,13 +200,13 @@ TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   return o;
 }
 
-TrainOptions small_experts(const std::string& words) {
+TypedOptions small_experts(const std::string& words) {
   return small_plan("channels=16 steps=2 batch=8 experts=4 " + words);
 }
 
 TEST(ExpertsContract, MuonMatchesOneRankExactly) {
   expect_drawn_pass(14, "experts of muon", [](Draw& d) {
-    TrainOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
+    TypedOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
     draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 untied=false|true");
     if (o.plan.dp < 6 && d.between(0, 2) == 0) o["pp"] = 2;
     return o;
@@ -214,7 +215,7 @@ TEST(ExpertsContract, MuonMatchesOneRankExactly) {
 
 TEST(ExpertsContract, ShardingGroupsMatchOneRankExactly) {
   expect_drawn_pass(14, "experts of groups", [](Draw& d) {
-    TrainOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
+    TypedOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
     draw(d, o, "zero=1..3 optimizer=adamw|sgd|muon");
     draw_groups(d, o, o.plan.dp);
     if (o.plan.dp == 4 && d.between(0, 2) == 0) o["pp"] = 2;
@@ -230,7 +231,7 @@ TEST(ExpertsContract, AdaptersWithFrozenExpertsMatchOneRankExactly) {
   expect_drawn_pass(14, "experts of adapters", [](Draw& d) {
     const int64_t dp = d.of<int64_t>({1, 2, 4, 4});
     const int64_t rank = d.between(1, 3);
-    TrainOptions o = draw_with_experts(d, dp, rank);
+    TypedOptions o = draw_with_experts(d, dp, rank);
     draw(d, o, "lora_dropout=0|0.2 zero=0..3");
     if (o.plan.zero != ZeroStage::none && d.between(0, 1) == 0) draw_groups(d, o, dp);
     if (d.between(0, 2) == 0) o["pp"] = 2;
@@ -246,7 +247,7 @@ TEST(ExpertsContract, AdaptersWithFrozenExpertsTrainLikeOneRankOnTensorAndContex
 // Flips a bit of a frozen expert.
 TEST(ExpertsContract, DetectsModifiedFrozenExpert) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
-    const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
+    const TypedOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
       t.update(report);
       for (const FlatUnit& unit : t.strategy().resident_units())
@@ -265,7 +266,7 @@ TEST(ExpertsContract, TensorRanksGatherExpertMatricesForMuon) {
 
 // One owner among an expert's ranks is silent; all other owners send.
 TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
-  const TrainOptions o = small_experts("dp=4 ep=2 optimizer=muon");
+  const TypedOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
   inject(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
@@ -278,7 +279,7 @@ TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
 
 // Separately: experts with few replicas, sharded over two of a group of four, and reduced over two groups.
 TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
-  const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
+  const TypedOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
     const VerifyResult r = explain_injected(name, o);

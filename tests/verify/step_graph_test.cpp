@@ -1,4 +1,4 @@
-// Steps that the host only starts and awaits, on one rank and on several over NCCL, real or emulated. Captured and
+// Steps that the host only launches and awaits, on one rank and on several over NCCL, real or emulated. Captured and
 // replayed, queued, or split into halves with access to gradients, they are bitwise identical; they synchronize once;
 // non-finite results change nothing; and failures end the run on all ranks.
 #include <algorithm>
@@ -31,20 +31,20 @@ using RanksStepGraphGpu = test::OnGpus;
 enum class Way { captured, automatic, queued, halves };
 
 // Some steps are clipped.
-TrainOptions one_rank(std::string_view words) {
-  TrainOptions o = test::small_plan(
+TypedOptions one_rank(std::string_view words) {
+  TypedOptions o = test::small_plan(
       "ranks=1 device=cuda dropout=0.2 channels=16 context=8 batch=6 microbatches=3 steps=8 warmup=3 clip=0.5");
   say(o, words);
   return o;
 }
-TrainOptions over_nccl(int64_t ranks, std::string_view words) {
-  TrainOptions o = one_rank("backend=nccl all_reduce=native batch=8 microbatches=2 bucket_mb=0.002");
+TypedOptions over_nccl(int64_t ranks, std::string_view words) {
+  TypedOptions o = one_rank("backend=nccl all_reduce=native batch=8 microbatches=2 bucket_mb=0.002");
   o.ranks = ranks;
   say(o, words);
   return o;
 }
 
-std::vector<TrainOptions> plans() {
+std::vector<TypedOptions> plans() {
   const std::string widest = test::no_float64().empty() ? "dtype=fp64" : "dtype=fp32";
   return {one_rank(""), one_rank("dtype=bf16 zero=2"), one_rank("optimizer=sgd zero=3 microbatches=1"),
           one_rank("optimizer=adam recompute=block grad_dtype=bf16"), one_rank("optimizer=muon dtype=bf16"),
@@ -54,8 +54,8 @@ std::vector<TrainOptions> plans() {
           one_rank("family=llama document_mask=true vocab=12 recompute=attention")};
 }
 
-// Plans with at most that many ranks; with TESSERA_DRAW=n, every third.
-std::vector<TrainOptions> nccl_plans(int64_t most) {
+// Plans with at most `most` ranks; with TESSERA_DRAW=n, every third.
+std::vector<TypedOptions> nccl_plans(int64_t most) {
   const std::pair<int64_t, const char*> all[] = {{2, ""},
                                                  {4, "dtype=bf16 grad_dtype=bf16 optimizer=adam"},
                                                  {2, "zero=1"},
@@ -71,7 +71,7 @@ std::vector<TrainOptions> nccl_plans(int64_t most) {
                                                  {3, "optimizer=muon batch=6 dtype=bf16"},
                                                  {4, "optimizer=muon tp=2"},
                                                  {2, "schedule=interleaved"}};  // two copies of the tied weight
-  std::vector<TrainOptions> out;
+  std::vector<TypedOptions> out;
   uint64_t number = 0;
   for (const auto& [ranks, words] : all)
     if (test::is_drawn(number++, 3) && ranks <= most) out.push_back(over_nccl(ranks, words));
@@ -92,11 +92,11 @@ Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().r
 // Parameters updated by this rank; it receives others from their owners.
 Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().shards()); }
 
-void on_ranks(TrainOptions o, Way way, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
+void on_ranks(TypedOptions o, Way way, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   o["cuda_graph"] = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
   test::on_ranks(resolve(o), sequences, f);
 }
-void on_ranks(const TrainOptions& o, Way way, const std::function<void(Trainer&)>& f) {
+void on_ranks(const TypedOptions& o, Way way, const std::function<void(Trainer&)>& f) {
   on_ranks(o, way, test::counted(resolve(o)), f);
 }
 
@@ -118,7 +118,7 @@ struct Ran {
   int64_t replays = 0;
 };
 
-Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
+Ran run(const TypedOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
   Ran ran;
   ran.ranks.resize(static_cast<size_t>(resolve(o).plan.ranks()));
   on_ranks(o, way, [&](Trainer& trainer) {
@@ -139,7 +139,7 @@ Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64
 }
 
 // Replays match eager steps in bits and counts.
-void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, int64_t most_queued) {
+void expect_same_steps(const TypedOptions& o, std::initializer_list<Way> eager, int64_t most_queued) {
   SCOPED_TRACE(make_command(o));
   const Ran captured = run(o, Way::captured);
   const OneRank& first = captured.ranks[0];
@@ -162,17 +162,17 @@ void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, 
 }
 
 TEST_F(StepGraphGpu, ReplaysMatchEagerStepsBitwise) {
-  for (const TrainOptions& o : plans()) expect_same_steps(o, {Way::queued, Way::halves}, 3);
+  for (const TypedOptions& o : plans()) expect_same_steps(o, {Way::queued, Way::halves}, 3);
 }
 TEST_F(RanksStepGraphGpu, ReplaysAndCountsMatchQueuedStepsBitwise) {
   // The arena may grow in three steps, and one is captured.
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Way::queued}, 4);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Way::queued}, 4);
 }
 
 // A gradient is read in the middle of a step, which is illegal during a capture: in the backward pass of some
 // parameter, with half of the step complete. The run continues as if it had been queued from the beginning.
 TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
-  for (const TrainOptions& o : {plans()[0], plans()[5]}) {
+  for (const TypedOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {
       const auto parameters = trainer.model().parameters();
       Parameter* const seen = parameters[which % parameters.size()];
@@ -202,7 +202,7 @@ TEST_F(StepGraphGpu, ReplaysReadScalarsOfCurrentStep) {
 
 // Memory allocated by others between steps is not overwritten: the step is captured again.
 TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
-  const TrainOptions o = one_rank("steps=12");
+  const TypedOptions o = one_rank("steps=12");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
   const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
@@ -221,7 +221,7 @@ TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   EXPECT_GE(disturbed.replays, 5);
 }
 
-void expect_one_synchronization(const TrainOptions& o, Way way) {
+void expect_one_synchronization(const TypedOptions& o, Way way) {
   if constexpr (kWithCuda)
     on_ranks(o, way, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step) {
@@ -238,15 +238,15 @@ void expect_one_synchronization(const TrainOptions& o, Way way) {
 
 TEST_F(StepGraphGpu, StepSynchronizesWithHostOnce) {
   for (const Way way : {Way::captured, Way::queued})
-    for (const TrainOptions& o : plans()) expect_one_synchronization(o, way);
+    for (const TypedOptions& o : plans()) expect_one_synchronization(o, way);
 }
 TEST_F(RanksStepGraphGpu, StepSynchronizesWithHostOnce) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Way::captured);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Way::captured);
 }
 
 // A non-finite value on the last rank, in a weight of the first norm, which every token passes: all ranks skip the
 // update and end in that step, with equal weights.
-void expect_nothing_updated(const TrainOptions& o) {
+void expect_nothing_updated(const TypedOptions& o) {
   for (const int64_t after : {0, 5}) {  // queued, and replayed
     std::atomic<int> ended = 0;
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
@@ -268,15 +268,15 @@ void expect_nothing_updated(const TrainOptions& o) {
 }
 
 TEST_F(StepGraphGpu, NonFiniteStepUpdatesNothing) {
-  for (const TrainOptions& o : plans()) expect_nothing_updated(o);
+  for (const TypedOptions& o : plans()) expect_nothing_updated(o);
 }
 TEST_F(RanksStepGraphGpu, NonFiniteStepOnOneRankUpdatesNothing) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_nothing_updated(o);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_nothing_updated(o);
 }
 
 TEST(StepGraph, ReportsReasonForMissingGraph) {
   const std::string owners = "backend=nccl all_reduce=native optimizer=muon";
-  const std::pair<TrainOptions, std::string> cases[] = {
+  const std::pair<TypedOptions, std::string> cases[] = {
       {one_rank(""), ""},
       {one_rank("ranks=2"), "the 2 ranks synchronize on the host within a step"},
       {one_rank("device=cpu"), "`device` is cpu"},
@@ -294,9 +294,9 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
   for (auto [o, why] : cases) {
     SCOPED_TRACE(make_command(o));
     o["cuda_graph"] = "auto";
-    EXPECT_EQ(no_graph_because(resolve(o), o.trace), why);
+    EXPECT_EQ(no_graph_because(resolve(o), o.own.trace), why);
     o["cuda_graph"] = "on";
-    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.trace), ""); });
+    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.own.trace), ""); });
     EXPECT_TRUE(has(refused, why.empty() ? "nothing was thrown" : why));
   }
   EXPECT_THROW(checked(one_rank("device=cpu cuda_graph=on")), Error);
@@ -306,7 +306,7 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
 
 // Tokens of the next step are read during the current one; read errors end the step that needs them.
 TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
-  const TrainOptions o = one_rank("");
+  const TypedOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
   Sequences sequences = test::counted(resolve(o));
   sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
@@ -329,10 +329,10 @@ TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
 }
 
 // Float64, where summation order affects only the last digits.
-void expect_like_one_rank(TrainOptions o, Way way) {
+void expect_like_one_rank(TypedOptions o, Way way) {
   if (!test::has_kernels(DType::float64, Device::cuda)) return;
   say(o, "dtype=fp64 grad_dtype=fp32 steps=5");  // bf16 is not supported with float64
-  TrainOptions one = o;
+  TypedOptions one = o;
   one.ranks = 1;
   forget(one, {"tp", "cp", "pp"});
   say(one, "sp=false zero=0");
@@ -344,7 +344,7 @@ void expect_like_one_rank(TrainOptions o, Way way) {
 }
 
 TEST_F(RanksStepGraphGpu, RanksTrainLikeOneRank) {
-  for (const TrainOptions& o : nccl_plans(gpus)) expect_like_one_rank(o, Way::captured);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_like_one_rank(o, Way::captured);
 }
 
 // Owners of matrices receive shards, and pipeline ranks activations, in messages: steps are not captured.
@@ -356,7 +356,7 @@ TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOneRank) {
 
 // One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
 TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
-  const TrainOptions o = over_nccl(2, "steps=14");
+  const TypedOptions o = over_nccl(2, "steps=14");
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
   std::vector<int64_t> replays;
@@ -375,7 +375,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
 }
 
 TEST_F(RanksStepGraphGpu, StepRequestReachesAllRanks) {
-  const TrainOptions o = over_nccl(2, "");
+  const TypedOptions o = over_nccl(2, "");
   for (const StepRequest r : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)
@@ -387,7 +387,7 @@ TEST_F(RanksStepGraphGpu, StepRequestReachesAllRanks) {
 // An invalid token in the last sequence of a step: no rank updates, and all end in that step, with the cause on the
 // ranks that had the token.
 TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
-  for (const TrainOptions& o : nccl_plans(gpus)) {
+  for (const TypedOptions& o : nccl_plans(gpus)) {
     SCOPED_TRACE(make_command(o));
     constexpr int64_t kAfter = 5;  // replayed
     Sequences sequences = test::counted(resolve(o));

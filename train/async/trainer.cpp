@@ -31,7 +31,7 @@ void add_slots(const std::vector<Slot>& slots, const Tensor& full, const std::st
 
 }  // namespace
 
-AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& world)
+AsyncTrainer::AsyncTrainer(const TrainConfig& job, Sequences sequences, Communicator& world)
     : job_(job),
       sequences_(std::move(sequences)),
       axis_(with_one_job(world, job).split(0, world.rank(), "dp")),

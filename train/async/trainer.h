@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/async/server.h"
 #include "train/batches.h"
 #include "train/checkpoint/state.h"
@@ -20,8 +20,8 @@ namespace tessera {
 class AsyncTrainer {
  public:
   // Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if some targets are not
-  // trained: a single worker's update has no batch to average over.
-  AsyncTrainer(const Job& job, Sequences sequences, Communicator& world);
+  // trained: a single worker's update has no global batch to average over.
+  AsyncTrainer(const TrainConfig& job, Sequences sequences, Communicator& world);
 
   AsyncServer& server() { return server_; }
   Communicator& axis() { return *axis_; }
@@ -53,7 +53,7 @@ class AsyncTrainer {
   void gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
               std::vector<NamedTensor>& out);
 
-  Job job_;
+  TrainConfig job_;
   Sequences sequences_;
   std::unique_ptr<Communicator> axis_;
   ArenaPtr arena_;

@@ -42,7 +42,7 @@ fs::path to_string(const fs::path& directory, int64_t step) { return directory /
 fs::path aside(fs::path name) { return name += kReplaced; }
 bool is_aside(const fs::path& path) { return path.extension() == kReplaced; }
 
-// N of a directory named exactly "step-N" or "step-N.replaced".
+// The N of a directory named exactly "step-N" or "step-N.replaced".
 std::optional<int64_t> step_number(const fs::path& path) {
   const std::string name = (is_aside(path) ? path.stem() : path.filename()).string();
   int64_t step = 0;
@@ -77,8 +77,8 @@ Json make_manifest(const fs::path& attempt, int64_t step, const std::string& abo
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
-// Swaps names atomically with an existing checkpoint, which is then deleted as the attempt; renames it first if the
-// file system cannot swap names.
+// Renames `attempt` to `name`, or atomically exchanges it with an existing checkpoint, which is then removed as an
+// attempt. If the file system cannot exchange names, renames the existing checkpoint first.
 void give_name(const fs::path& attempt, const fs::path& name) {
   std::error_code unknown;
   const bool taken = fs::is_directory(name, unknown);

@@ -19,6 +19,7 @@
 #include "base/bad_input.h"
 #include "base/json.h"
 #include "models/layout.h"
+#include "models/stages.h"
 #include "parallel/comm/fake_transport.h"
 #include "train/checkpoint/state.h"
 
@@ -206,7 +207,7 @@ Range saved_range(const Plan& plan, int64_t size, int rank) {
   return rank == 0 ? all : none;
 }
 
-std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
+std::vector<std::string> saved_kinds(const TrainConfig& job, bool matrices, int rank) {
   std::vector<std::string> kinds = state_kinds(job.optim, matrices);
   const Plan& plan = job.plan;
   if (plan.dp_mode != DataMode::diloco) return kinds;
@@ -222,7 +223,7 @@ std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
 
 }  // namespace
 
-std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
+std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode", "ps-async servers save full tensors; expected a different mode");

@@ -23,7 +23,7 @@ namespace tessera {
 
 namespace {
 
-// `flat` has the layout of the unit's values; slots may begin before it or end past it.
+// `flat` is a range of the unit's flat buffer; slots may begin before it or end past it.
 void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<TensorSlice>& out) {
   for (const Slot& slot : unit.slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
@@ -89,7 +89,7 @@ std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, st
   std::erase_if(held, [&](const TensorSlice& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
-    const bool copied = copy && mine / alike != *copy / alike;  // unset: every copy
+    const bool copied = copy && mine / alike != *copy / alike;  // unset: all replicas are saved
     return copied || h.parameter->is_copy() || (shard.is_replicated() && trainer.mesh().coordinate("tp") > 0);
   });
   return held;
@@ -379,7 +379,7 @@ void check_replicas(Trainer& trainer) {
   const OpCounts before = world.counts();
   const std::vector<TensorSlice> held = held_between_steps(trainer);
   const auto max_count = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
-  std::vector<int64_t> mine;  // identity and content
+  std::vector<int64_t> mine;  // each slice's identity and hash
   for (const TensorSlice& h : held) {
     const Tensor here = h.part.on_host();
     mine.push_back(static_cast<int64_t>(slice_hash(h)));
@@ -391,7 +391,7 @@ void check_replicas(Trainer& trainer) {
   const Tensor all = Tensor::empty({2 * max_count * world.size()}, DType::int64, host);
   world.all_gather(Tensor::of<int64_t>(mine, {2 * max_count}, host), all);
   world.reset_counts(before);
-  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // ranks by content
+  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // ranks by slice and hash
   const int64_t* const found = all.data<int64_t>();
   for (int r = 0; r < world.size(); ++r)
     for (int64_t i = 0; i < max_count; ++i) {

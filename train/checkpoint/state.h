@@ -46,7 +46,7 @@ std::vector<FlatUnit> model_units(const DataStrategy& strategy);
 // a 4-bit matrix are in every slice.
 std::vector<TensorSlice> own_values(Trainer& trainer);
 std::vector<TensorSlice> own_state(Trainer& trainer);
-// Includes replicas.
+// This rank's slices, including replicas.
 std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 
 // Full tensors by parameter name. Collective; empty except on rank 0. `copy` selects the replica if the data axis has
@@ -81,7 +81,7 @@ struct SavedPart {
 };
 // The slices that each rank saves, computed from sizes alone. `state`: optimizer state, otherwise parameters. Throws
 // FieldError for ps-async.
-std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
+std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool state);
 
 // Full tensors of a checkpoint, stored in one file or in slices:
 //

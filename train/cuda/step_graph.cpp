@@ -47,7 +47,7 @@ class QueuedStep final : public StepGraph {
     if (!state_.found().update.skip)
       parts_.optimizer->count_step();
     else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
-      parts_.ranks->agree(request, false, false);  // another rank found an index out of bounds and ends the run
+      parts_.ranks->agree(request, false, false);  // another rank found an index out of bounds and throws here
     return found;
   }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "models/language_model.h"
 #include "tensor/ops/quantize/gptq.h"
 #include "train/checkpoint/state.h"

@@ -104,7 +104,7 @@ class AsynchronousTrainer final : public RunTrainer {
     const int64_t updates = trainer_.server().optimizer()->steps();
     for (const auto& tensors : {values, state})
       for (const NamedTensor& t : tensors) check_finite(t.name, t.tensor, step_);
-    const std::unique_ptr<NewCheckpoint> made = files_.directory.begin_checkpoint(step_, config_, files_.dataset);
+    const std::unique_ptr<NewCheckpoint> made = files_.directory.begin_checkpoint(step_, files_.toml, files_.dataset);
     write_tensors(values, made->path() / "model.safetensors", {});
     write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
     if (order) write_file(made->path() / "pushes.txt", to_string(*order));

@@ -119,17 +119,17 @@ RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) 
   for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
 
-void RunDirectory::write_config(const TrainConfig& o) const {
+void RunDirectory::write_config(const std::string& toml) const {
   check();
   write_file(path_ / "config.toml",
-             "# Resolved configuration of this run; `config` reads files in this format.\n" + to_toml(o));
+             "# Resolved configuration of this run; `config` reads files in this format.\n" + toml);
 }
 
-std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainConfig& o,
+std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const std::string& toml,
                                                               const Dataset* dataset) const {
   check();
   auto made = std::make_unique<NewCheckpoint>(checkpoints(), step);
-  write_file(made->path() / "config.toml", to_toml(o));
+  write_file(made->path() / "config.toml", toml);
   if (dataset) write_file(made->path() / "tokenizer.json", dataset->tokenizer->to_json());
   return made;
 }

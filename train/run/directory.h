@@ -78,11 +78,11 @@ class RunDirectory {
     if (lock_) lock_->check();
   }
 
-  void write_config(const TrainConfig& config) const;
+  // `toml` as to_toml().
+  void write_config(const std::string& toml) const;
   // Contains the configuration and the tokenizer of `dataset` (null: none); the caller adds tensors. Throws
   // OutputError.
-  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainConfig& config,
-                                                  const Dataset* dataset) const;
+  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const std::string& toml, const Dataset* dataset) const;
   // The newest complete checkpoint of a run of `model`, without reading its tensors; nullopt if there is none yet.
   // `passed_over` receives the reasons for skipping newer ones. Throws InputError if all checkpoints are damaged, and
   // Error (usage) naming each key in which the run differs from the saved one.

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "train/checkpoint/state.h"
+#include "train/config_file.h"
 #include "train/dump.h"
 
 namespace tessera {
@@ -22,7 +23,7 @@ bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 Run::Run(const RunSetup& setup, Communicator& world, RunObserver* observer)
     : config_(setup.config),
       dataset_(setup.dataset),
-      files_{setup.config, setup.directory, setup.dataset},
+      files_{setup.config, setup.directory, to_toml(setup.config, setup.set), setup.dataset},
       world_(world),
       observer_(observer ? *observer : none_),
       trainer_(make_run_trainer(files_, setup.sequences, world, setup.trace)) {
@@ -39,7 +40,7 @@ Run::~Run() = default;
 
 void Run::begin() {
   if (!is_first()) return;
-  files_.directory.write_config(config_);
+  files_.directory.write_config(files_.toml);
   std::error_code none;
   std::filesystem::remove(files_.directory.path() / kFlightFile, none);  // left by an earlier failure of this run
   metrics_.emplace(files_.directory.path(), trainer_->steps_done());

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "train/config_file.h"
 #include "train/run/metrics.h"
 #include "train/run/trainer.h"
 #include "train/usage.h"
@@ -37,13 +38,14 @@ struct RunSetup {
   // Initial weights; empty: sampled from the seed. Not called if a checkpoint is resumed.
   std::function<FullTensors(const ModelConfig& model)> weights = {};
   Trace* trace = nullptr;
+  const FieldNames* set = nullptr;  // as in to_toml()
 };
 
 struct RunStart {
   LanguageModel& model;  // unsharded, without values
   int64_t done = 0;      // steps completed by earlier runs
   int64_t tokens_per_step = 0;
-  bool has_common_steps = true;          // false: asynchronous workers
+  bool has_common_steps = true;          // false: workers run asynchronously
   std::vector<std::string> passed_over;  // reasons for skipping newer checkpoints
 };
 

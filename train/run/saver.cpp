@@ -82,7 +82,7 @@ void Saver::open(bool copied) {
   check_replicas(trainer_);
   const OpCounts before = world.counts();
   if (first) {
-    new_ = run_.directory.begin_checkpoint(trainer_.steps_done(), run_.config, run_.dataset);
+    new_ = run_.directory.begin_checkpoint(trainer_.steps_done(), run_.toml, run_.dataset);
     about_ = about({.steps = trainer_.steps_done(),
                     .updates = trainer_.updates_done(),
                     .ranks = world.size(),

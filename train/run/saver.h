@@ -35,7 +35,6 @@ class Saver : NotCopied {
   void poll();
   void finish();
   void save();
-  // Records the validation loss after the current step, to retain the best checkpoint.
   void validated(double loss);
 
  private:

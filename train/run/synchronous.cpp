@@ -73,7 +73,6 @@ class SynchronousTrainer final : public RunTrainer {
   void begin_with(const FullTensors& weights) override {
     tessera::begin_with(trainer_.strategy().resident_units(), trainer_.optimizer(), weights);
   }
-  // One step.
   StepRequest advance(int64_t, const Hooks& hooks) override {
     if (trace_) trace_->begin_step(trainer_.steps_done() + 1);
     const StepReport report = trainer_.step(hooks.stops()   ? StepRequest::stop

@@ -1,5 +1,5 @@
-// The trainer of a run: ranks that step together (train/trainer.h), or workers and parameter servers without common
-// steps (train/async/trainer.h). Checkpoints of either contain full tensors, so any layout resumes them.
+// The trainer of a run: ranks that step together (train/trainer.h), or asynchronous workers and parameter servers
+// (train/async/trainer.h). Checkpoints of either contain full tensors, so any layout resumes them.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,14 @@ namespace tessera {
 struct RunFiles {
   const TrainConfig& config;
   const RunDirectory& directory;
+  std::string toml;                  // text of config.toml
   const Dataset* dataset = nullptr;  // null: no tokenizer, no checksums of the data
 };
 
 class RunTrainer : NotCopied {
  public:
   struct Hooks {
-    std::function<bool()> stops, saves;                    // a request of this rank; `saves` is reset by the call
+    std::function<bool()> stops, saves;                    // this rank's requests; calling `saves` resets it
     std::function<void(const StepReport& report)> report;  // of every step, on rank 0
     std::function<void(const std::string& line)> message;  // on rank 0
   };
@@ -40,14 +41,13 @@ class RunTrainer : NotCopied {
   virtual int64_t steps_done() const = 0;
   virtual bool complete() = 0;
   virtual int64_t tokens_per_step() const = 0;
-  // The trainer of ranks with common steps; null if there are none.
+  // The trainer of a synchronous run; null if the run is asynchronous.
   virtual Trainer* synchronous() { return nullptr; }
 
   // The following are collective.
 
-  // Loads the newest complete checkpoint; `passed_over` receives the reasons for skipping newer ones. Returns false if
-  // the run has no checkpoint yet. Throws InputError if all checkpoints are damaged, and Error (usage) naming each key
-  // in which the run differs from the saved one.
+  // Loads the newest complete checkpoint; returns false if the run has none yet. `passed_over` and errors as for
+  // RunDirectory::saved().
   virtual bool resume(std::vector<std::string>& passed_over) = 0;
   virtual void begin_with(const FullTensors& weights) = 0;
   // Trains until all ranks have completed the same number of steps, at most `until`. Returns the strongest request of

@@ -15,10 +15,10 @@
 namespace tessera {
 namespace {
 
-std::string data_axis(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
+std::string data_axis(const TrainConfig& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
 
 // Gradient reductions, on the innermost axis that reduces them.
-auto compute_gradients(const Job& job) {
+auto compute_gradients(const TrainConfig& job) {
   const Plan& p = job.plan;
   const bool groups = p.shard_ranks > 0 && p.shard_ranks < p.dp * p.cp;
   const Op op = p.dp_mode != DataMode::ddp  ? Op::reduce
@@ -49,7 +49,7 @@ void scale(Transport& transport, const Call& call, double factor) {
   });
 }
 
-FaultyCall scaled_sums(const Job& job, bool up) {
+FaultyCall scaled_sums(const TrainConfig& job, bool up) {
   return {compute_gradients(job), [up](Transport& transport, const Call& call) {
             const int64_t sent = transport.direct(call);
             scale(transport, call, up ? transport.size() : 1.0 / transport.size());
@@ -58,19 +58,19 @@ FaultyCall scaled_sums(const Job& job, bool up) {
 }
 
 // Loss and norm reductions are distinguished by dtype: the norm's are always float64.
-bool norm_over_tp(const Job& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
+bool norm_over_tp(const TrainConfig& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
 // Groups of one rank reduce nothing.
 const std::vector<Requirement> kSumWants =
     wants(kDataRanks, kDirect, kCpu,
-          Requirement{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
-          Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
+          Requirement{"dp_mode", "ddp", [](const TrainConfig& j) { return j.plan.dp_mode != DataMode::diloco; }},
+          Requirement{"shard_ranks", "2", [](const TrainConfig& j) { return j.plan.shard_ranks != 1; }});
 
 constexpr int64_t kCall = 5;     // index of the failing call, from 0
 constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
 template <Fault::Kind kind>
-void plant_fault(VerifyHooks& hooks, const Job& job) {
+void plant_fault(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.launching, [rank = last_rank(job)](LaunchOptions& how) {
     how.timeout_s = std::min(how.timeout_s, kPatience);
     how.around = with_faults({{rank, {{.kind = kind, .call = kCall}}}});
@@ -128,9 +128,9 @@ class WrongGroups final : public AroundTransport {
 };
 
 const std::vector<Requirement> kGroups =
-    wants(Requirement{"dp", "4", [](const Job& j) { return j.plan.dp * j.plan.cp >= 4; }}, kDdp, kDirect, kCpu,
-          Requirement{"zero", "1", [](const Job& j) { return j.plan.zero != ZeroStage::none; }},
-          Requirement{"shard_ranks", "2", [](const Job& j) {
+    wants(Requirement{"dp", "4", [](const TrainConfig& j) { return j.plan.dp * j.plan.cp >= 4; }}, kDdp, kDirect, kCpu,
+          Requirement{"zero", "1", [](const TrainConfig& j) { return j.plan.zero != ZeroStage::none; }},
+          Requirement{"shard_ranks", "2", [](const TrainConfig& j) {
                         const int64_t ranks = j.plan.dp * j.plan.cp, group = j.plan.shard_ranks;
                         return group > 1 && (ranks < 4 || group < ranks);
                       }});
@@ -141,29 +141,27 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
       [](Transport&, const Call&) { return int64_t{0}; }};
 }
 
-void forget_outer_step(VerifyHooks& hooks, const Job& job) {
-  const Plan& p = job.plan;  // of several fragments, the second is synchronized first
-  const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
-  hooks.update = [first = std::min(first, job.optim.steps)](Trainer& t, const StepReport& r) {
+void forget_outer_step(VerifyHooks& hooks, const TrainConfig& job) {
+  hooks.update = [first = diloco_options(job.plan, job.optim.steps).sync.first()](Trainer& t, const StepReport& r) {
     if (t.steps_done() + 1 != first) return t.update(r);
     t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
     t.strategy().set_steps_done(first);
   };
 }
 
-const Requirement kRanks{"dp", "2", [](const Job& j) { return j.plan.ranks() > 1; }};
-const Requirement kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::float64; }};
+const Requirement kRanks{"dp", "2", [](const TrainConfig& j) { return j.plan.ranks() > 1; }};
+const Requirement kNoFloat64{"dtype", "fp32", [](const TrainConfig& j) { return j.optim.dtype != DType::float64; }};
 
 }  // namespace
 
 std::vector<InjectedFault> defects_of_calls() {
   return {
       {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
-       "missing-gradient-sum", kEverywhere, kSumWants, injects([](const Job& j) {
+       "missing-gradient-sum", kEverywhere, kSumWants, injects([](const TrainConfig& j) {
          return FaultyCall{compute_gradients(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
-       wants(kSumWants, kDdp, kNoShards), injects([](const Job& j) {
+       wants(kSumWants, kDdp, kNoShards), injects([](const TrainConfig& j) {
          return FaultyCall{compute_gradients(j), [](Transport& transport, const Call& call) {
                              const int64_t sent = transport.direct(call);
                              return sent + transport.direct(call);
@@ -171,24 +169,25 @@ std::vector<InjectedFault> defects_of_calls() {
        })},
       {"gradients-divided-twice",
        "reduced gradients are divided by the number of data ranks, although the loss is already a mean", "wrong-scale",
-       kEverywhere, kSumWants, injects([](const Job& j) { return scaled_sums(j, false); })},
+       kEverywhere, kSumWants, injects([](const TrainConfig& j) { return scaled_sums(j, false); })},
       {"local-mean-loss", "each data rank divides by its own number of tokens instead of the global batch's",
-       "wrong-scale", kEverywhere, kSumWants, injects([](const Job& j) { return scaled_sums(j, true); })},
+       "wrong-scale", kEverywhere, kSumWants, injects([](const TrainConfig& j) { return scaled_sums(j, true); })},
       {"rounded-gradients", "gradients are reduced in bf16 although the plan specifies fp32", "narrow-sums",
        kEverywhere,
-       wants(kDataRanks, kDdp, kNoFloat64,
-             Requirement{"grad_dtype", "fp32", [](const Job& j) { return j.plan.grad_dtype == DType::float32; }}),
-       runs([](Job& job) { job.plan.grad_dtype = DType::bfloat16; })},
+       wants(
+           kDataRanks, kDdp, kNoFloat64,
+           Requirement{"grad_dtype", "fp32", [](const TrainConfig& j) { return j.plan.grad_dtype == DType::float32; }}),
+       runs([](TrainConfig& job) { job.plan.grad_dtype = DType::bfloat16; })},
       {"ring-order", "a ring all-reduce replaces the summation in rank order that the plan specifies", "order-of-sums",
        kEverywhere,
-       wants(kNoTensorRanks, kNoContextRanks, Requirement{"dp", "3", [](const Job& j) { return j.plan.dp >= 3; }}, kDdp,
-             kDirect),
-       [](VerifyHooks& h, const Job&) {
+       wants(kNoTensorRanks, kNoContextRanks,
+             Requirement{"dp", "3", [](const TrainConfig& j) { return j.plan.dp >= 3; }}, kDdp, kDirect),
+       [](VerifyHooks& h, const TrainConfig&) {
          then(h.launching, [](LaunchOptions& how) { how.algorithm = Algorithm::ring; });
        }},
       {"missing-norm-sum", "each rank clips by the norm of its own model shard", "norm", kEverywhere,
-       wants(kDirect, Requirement{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
-       injects([](const Job& j) {
+       wants(kDirect, Requirement{"pp", "2", [](const TrainConfig& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
+       injects([](const TrainConfig& j) {
          return FaultyCall{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
                              return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") &&
                                     call.dtype == DType::float64;
@@ -197,9 +196,9 @@ std::vector<InjectedFault> defects_of_calls() {
        })},
       {"untied-copies", "the first and the last stage do not reduce the gradients of their tied weight", "tied-copies",
        "between the first and the last pipeline stage",
-       wants(kPipeline, Requirement{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV,
-             kDirect),
-       injects([](const Job&) {
+       wants(kPipeline, Requirement{"untied", "false", [](const TrainConfig& j) { return j.model.tied; }}, kNoAdapters,
+             kNoV, kDirect),
+       injects([](const TrainConfig&) {
          return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
       {"lost-call", "a rank skips one of its communication calls", "lost-call", kOnLastRank, wants(kRanks, kDirect),
@@ -216,7 +215,7 @@ std::vector<InjectedFault> defects_of_calls() {
       {"early-receive",
        "the last stage reads its receive buffer before the message arrives and gets the previous message",
        "wrong-message", kOnLastStage, wants(kPipeline, kNoV, kMicrobatches, kCpu),
-       [](VerifyHooks& h, const Job&) { around_every_rank<EarlyReader>(h); }},
+       [](VerifyHooks& h, const TrainConfig&) { around_every_rank<EarlyReader>(h); }},
   };
 }
 
@@ -225,24 +224,25 @@ std::vector<InjectedFault> defects_of_groups() {
       {"unsummed-group",
        "gradient shards are not reduced across sharding groups: each group trains on its own sequences",
        "group-not-summed", kEverywhere, kGroups,
-       injects([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
+       injects([](const TrainConfig&) { return silent({"dp.replicate"}, Op::all_reduce); })},
       {"wrong-group",
        "gradient shards are reduced over the ranks of their sharding group instead of over their replicas",
        "wrong-group", kEverywhere, kGroups,
-       [](VerifyHooks& h, const Job& j) {
+       [](VerifyHooks& h, const TrainConfig& j) {
          around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // after two splits for experts
        }},
       {"forgotten-outer-step", "the first outer step is skipped: replicas continue without synchronization",
        "outer-step", kEverywhere,
        wants(kDataRanks,
-             Requirement{"dp_mode", "diloco", [](const Job& j) { return j.plan.dp_mode == DataMode::diloco; }},
-             Requirement{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
+             Requirement{"dp_mode", "diloco", [](const TrainConfig& j) { return j.plan.dp_mode == DataMode::diloco; }},
+             Requirement{"dp", "2", [](const TrainConfig& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
        forget_outer_step},
       {"silent-owner", "owners of matrices do not send their orthogonalized updates", "silent-owner", kEverywhere,
        wants(kDataRanks, kDdp, kDirect,
-             Requirement{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
+             Requirement{"optimizer", "muon",
+                         [](const TrainConfig& j) { return find_row(j.optim.optimizer).updates_matrices; }},
              kNoShards, kNoAdapters),
-       injects([](const Job& j) {
+       injects([](const TrainConfig& j) {
          return silent({data_axis(j), "edp"}, Op::broadcast);
        })},
   };

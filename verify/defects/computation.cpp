@@ -15,14 +15,14 @@
 namespace tessera {
 namespace {
 
-int64_t micro_size(const Job& job) { return job.optim.batch / (job.plan.dp * job.plan.microbatches); }
-int64_t last_microbatch(const Job& job) { return job.optim.batch - micro_size(job); }
+int64_t micro_size(const TrainConfig& job) { return job.optim.batch / (job.plan.dp * job.plan.microbatches); }
+int64_t last_microbatch(const TrainConfig& job) { return job.optim.batch - micro_size(job); }
 
 // Takes each sequence from the index returned by `from`; -1: untrained targets.
-using From = int64_t (*)(const Job& job, int64_t sequence);
+using From = int64_t (*)(const TrainConfig& job, int64_t sequence);
 auto loads(From from, bool only_targets = false) {
-  return [from, only_targets](VerifyHooks& hooks, const Job& job) {
-    hooks.loading = [=, context = job.model.context](Sequences sequences, const Job& run, int rank) {
+  return [from, only_targets](VerifyHooks& hooks, const TrainConfig& job) {
+    hooks.loading = [=, context = job.model.context](Sequences sequences, const TrainConfig& run, int rank) {
       const bool has_last_stage = rank / (run.plan.ranks() / run.plan.pp) == run.plan.pp - 1;
       if (only_targets && !has_last_stage) return sequences;
       sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
@@ -39,16 +39,16 @@ auto loads(From from, bool only_targets = false) {
 }
 
 auto in_model(void (*inject)(Trainer& t)) {
-  return [inject](VerifyHooks& hooks, const Job&) { then(hooks.made, inject); };
+  return [inject](VerifyHooks& hooks, const TrainConfig&) { then(hooks.made, inject); };
 }
 
 DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.layers - 1); }
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
 
-// R for I: the input gradient is not reduced.
+// R in place of I: the input gradient is not reduced.
 void unsum_input(Trainer& t) { last_attention(t).qkv.hooks.input = column_input(t.mesh()["tp"], R); }
-// P for I: the output is not reduced.
+// P in place of I: the output is not reduced.
 void unsum_output(Trainer& t) {
   last_attention(t).proj.hooks.matmul = [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     return linear(x, w, b, packs);
@@ -82,25 +82,27 @@ StepInfo with_first_masks(StepInfo at) {
   return at;
 }
 
-const Requirement kTensorRanks{"tp", "2", [](const Job& j) { return j.plan.tp >= 2; }};
-const Requirement kContextRanks{"cp", "2", [](const Job& j) { return j.plan.cp >= 2; }};
-const Requirement kNoSequenceParts{"sp", "false", [](const Job& j) { return !j.plan.sp; }};
-const Requirement kLlama{"family", "llama", [](const Job& j) { return j.model.family == Family::llama; }};
-const Requirement kSeveral{"microbatches", "2", [](const Job& j) { return j.plan.microbatches * j.plan.dp > 1; }};
+const Requirement kTensorRanks{"tp", "2", [](const TrainConfig& j) { return j.plan.tp >= 2; }};
+const Requirement kContextRanks{"cp", "2", [](const TrainConfig& j) { return j.plan.cp >= 2; }};
+const Requirement kNoSequenceParts{"sp", "false", [](const TrainConfig& j) { return !j.plan.sp; }};
+const Requirement kLlama{"family", "llama", [](const TrainConfig& j) { return j.model.family == Family::llama; }};
+const Requirement kSeveral{"microbatches", "2",
+                           [](const TrainConfig& j) { return j.plan.microbatches * j.plan.dp > 1; }};
 // In bf16 the tolerance of a plan that splits sums admits a wrong mask, or a missing reduction in one layer.
-const Requirement kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
+const Requirement kNarrowBound{"dtype", "fp32", [](const TrainConfig& j) { return j.optim.dtype != DType::bfloat16; }};
 
 const std::vector<Requirement> kExperts =
     wants(kNoTensorRanks, kNoContextRanks, kNoSequenceParts, kNoAdapters,
-          Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
-          Requirement{"experts_per_token", "2", [](const Job& j) { return j.model.experts.per_token == 2; }});
+          Requirement{"experts", "4", [](const TrainConfig& j) { return j.model.experts.count >= 4; }},
+          Requirement{"experts_per_token", "2", [](const TrainConfig& j) { return j.model.experts.per_token == 2; }});
 
 // Each ep rank has at least two of at least four experts.
 const std::vector<Requirement> kExpertRanks =
-    wants(kExperts, Requirement{"dp", "2", [](const Job& j) { return j.plan.dp % 2 == 0; }},
-          Requirement{"ep", "2", [](const Job& j) { return j.plan.ep == 2; }},
-          Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
-          Requirement{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
+    wants(kExperts, Requirement{"dp", "2", [](const TrainConfig& j) { return j.plan.dp % 2 == 0; }},
+          Requirement{"ep", "2", [](const TrainConfig& j) { return j.plan.ep == 2; }},
+          Requirement{"experts", "4", [](const TrainConfig& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
+          Requirement{"all_reduce", "direct",
+                      [](const TrainConfig& j) { return find_row(j.plan.all_reduce).adds_uniformly(); }});
 
 // Swaps the first token's logits of the best and the worst expert.
 Tensor with_a_lost_token(const Tensor& logits) {
@@ -141,11 +143,11 @@ void sum_over_all(Trainer& t) {
     if (shard.trainable() && shard.slots[0].parameter->is_expert) t.expert_ranks()->all_reduce(shard.grads);
 }
 
-const std::vector<Requirement> kShards =
-    wants(kDataRanks, kDdp,
-          Requirement{"zero", "1",
-                      [](const Job& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
-          Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
+const std::vector<Requirement> kShards = wants(
+    kDataRanks, kDdp,
+    Requirement{"zero", "1",
+                [](const TrainConfig& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
+    Requirement{"shard_ranks", "2", [](const TrainConfig& j) { return j.plan.shard_ranks != 1; }});
 
 // Does not update the first quarter of each unit.
 void update_but_a_quarter(Trainer& t, const StepReport& report) {
@@ -174,7 +176,7 @@ void update_and_misplace(Trainer& t, const StepReport& report) {
   }
 }
 
-void keep_gradients(VerifyHooks& hooks, const Job& job) {
+void keep_gradients(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.made, [retained = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
     if (t.world().rank() != rank) return;
     for (const FlatUnit& unit : t.strategy().shards())
@@ -189,53 +191,54 @@ std::vector<InjectedFault> defects_of_computation() {
   return {
       {"skipped-microbatch", "the last micro-batch of the last data rank is skipped", "microbatch-skipped",
        "on data rank {dp}", wants(kSeveral),
-       loads([](const Job& j, int64_t s) { return s >= last_microbatch(j) ? -1 : s; })},
+       loads([](const TrainConfig& j, int64_t s) { return s >= last_microbatch(j) ? -1 : s; })},
       {"repeated-microbatch", "the last data rank computes its second-to-last micro-batch twice and skips its last one",
        "microbatch-repeated", "on data rank {dp}", wants(kMicrobatches),
-       loads([](const Job& j, int64_t s) { return s >= last_microbatch(j) ? s - micro_size(j) : s; })},
+       loads([](const TrainConfig& j, int64_t s) { return s >= last_microbatch(j) ? s - micro_size(j) : s; })},
       {"shifted-sequences", "all micro-batches except the first begin one sequence too early", "wrong-sequences",
-       kEverywhere, wants(kSeveral), loads([](const Job& j, int64_t s) { return s < micro_size(j) ? s : s - 1; }), 2},
+       kEverywhere, wants(kSeveral),
+       loads([](const TrainConfig& j, int64_t s) { return s < micro_size(j) ? s : s - 1; }), 2},
       {"other-targets", "the last stage uses the targets of the next micro-batch", "wrong-targets", kOnLastStage,
        wants(kSeveral, kPipeline, kNoV),
-       loads([](const Job& j, int64_t s) { return (s + micro_size(j)) % j.optim.batch; }, true)},
+       loads([](const TrainConfig& j, int64_t s) { return (s + micro_size(j)) % j.optim.batch; }, true)},
       {"missing-input-gradient-sum",
-       "the query, key and value layer does not all-reduce the gradient of its input over the tensor ranks",
-       "missing-backward-sum", kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound),
-       in_model(unsum_input)},
+       "the QKV projection does not all-reduce the gradient of its input over the tensor ranks", "missing-backward-sum",
+       kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound), in_model(unsum_input)},
       {"missing-output-sum", "the attention output layer does not reduce its partial sums over the tensor ranks",
        "missing-forward-sum", kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound),
        in_model(unsum_output)},
       {"unsummed-norm-weight", "the gradients of a norm's weight for each tensor rank's own tokens are not reduced",
        "weight-not-summed", kInLastBlock,
-       wants(kTensorRanks, Requirement{"sp", "true", [](const Job& j) { return j.plan.sp; }}, kNoAdapters),
+       wants(kTensorRanks, Requirement{"sp", "true", [](const TrainConfig& j) { return j.plan.sp; }}, kNoAdapters),
        in_model([](Trainer& t) { last_layer(t).all<Norm>().at(0)->transform(as_it_is); })},
       {"unsummed-head-norm",
        "the norm of queries and keys does not reduce its gradient over the tensor ranks, which shard the heads",
        "weight-not-summed", kInLastBlock,
-       wants(kTensorRanks, kLlama, Requirement{"qk_norm", "true", [](const Job& j) { return j.model.qk_norm; }},
+       wants(kTensorRanks, kLlama, Requirement{"qk_norm", "true", [](const TrainConfig& j) { return j.model.qk_norm; }},
              kNoAdapters),
        in_model([](Trainer& t) { last_attention(t).transform(as_it_is); })},
       {"wrong-causal-mask", "ring attention treats each rank's two token chunks as one contiguous chunk",
        "context-positions", kInLastBlock,
        wants(kContextRanks, kNarrowBound,
-             Requirement{"cp_mode", "ring", [](const Job& j) { return j.plan.cp_mode == ContextMode::ring; }}),
+             Requirement{"cp_mode", "ring", [](const TrainConfig& j) { return j.plan.cp_mode == ContextMode::ring; }}),
        in_model(take_contiguous)},
       {"wrong-positions", "each context rank numbers the rotary positions of its tokens from 0", "context-positions",
        kInLastBlock, wants(kContextRanks, kNarrowBound, kLlama),
        in_model([](Trainer& t) { last_layer(t).map_step_info(without_positions); })},
       {"wrong-documents", "a layer's attention uses the documents of a different sequence", "document-mask",
        kInLastBlock,
-       wants(Requirement{"document_mask", "true", [](const Job& j) { return j.optim.document_mask; }},
-             Requirement{"dtype", "fp32",
-                         [](const Job& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
+       wants(
+           Requirement{"document_mask", "true", [](const TrainConfig& j) { return j.optim.document_mask; }},
+           Requirement{"dtype", "fp32",
+                       [](const TrainConfig& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
        in_model([](Trainer& t) { last_layer(t).map_step_info(with_other_documents); }), 2},
       {"repeated-dropout", "every micro-batch uses the dropout masks of the first one", "dropout-masks", kEverywhere,
-       wants(Requirement{"dropout", "0.1", [](const Job& j) { return j.model.dropout > 0; }}, kSeveral),
+       wants(Requirement{"dropout", "0.1", [](const TrainConfig& j) { return j.model.dropout > 0; }}, kSeveral),
        in_model([](Trainer& t) { t.model().map_step_info(with_first_masks); })},
       {"misrouted-token", "the first token of every micro-batch is routed to the expert with the lowest score",
        "wrong-expert", "in block {block}, on rank {rank}", kExperts, in_model(lose_a_token)},
       {"swapped-expert-counts", "a rank swaps the row counts of two of its experts", "wrong-expert",
-       "on the last rank of each group of ep", kExpertRanks, injects([](const Job&) {
+       "on the last rank of each group of ep", kExpertRanks, injects([](const TrainConfig&) {
          return FaultyCall{[](const std::string& axis, const Call& call) {
                              return axis == "ep" && call.op == Op::all_to_all && call.dtype == DType::int64;
                            },
@@ -243,7 +246,7 @@ std::vector<InjectedFault> defects_of_computation() {
        })},
       {"experts-summed-over-all",
        "expert gradients are reduced over all data ranks, including ranks with different experts", "wrong-expert-sum",
-       kEverywhere, kExpertRanks, [](VerifyHooks& h, const Job&) { then(h.summed, sum_over_all); }},
+       kEverywhere, kExpertRanks, [](VerifyHooks& h, const TrainConfig&) { then(h.summed, sum_over_all); }},
       {"missing-gather",
        "updated shards are not gathered: each rank continues with old values of the other ranks' shards",
        "missing-gather", kEverywhere, kShards, updates([](Trainer& t, const StepReport& r) {
@@ -259,7 +262,8 @@ std::vector<InjectedFault> defects_of_computation() {
          t.strategy().gather_parameters();
        })},
       {"unclipped-rank", "one rank does not clip its gradients", "clipping", kOnLastRank,
-       wants(kDdp, Requirement{"clip", "0.1", [](const Job& j) { return j.optim.clip > 0 && j.optim.clip <= 0.5; }}),
+       wants(kDdp,
+             Requirement{"clip", "0.1", [](const TrainConfig& j) { return j.optim.clip > 0 && j.optim.clip <= 0.5; }}),
        updates([](Trainer& t, const StepReport& report) {
          StepReport r = report;
          if (is_last(t)) r.grad_norm = 0;
@@ -275,11 +279,11 @@ std::vector<InjectedFault> defects_of_resources() {
       {"gpipe-for-1f1b", "all forward passes precede the first backward pass", "schedule", kEverywhere,
        wants(kPipeline,
              Requirement{"schedule", "1f1b",
-                         [](const Job& j) {
+                         [](const TrainConfig& j) {
                            return j.plan.schedule == ScheduleKind::one_f_one_b && j.plan.schedule_file.empty();
                          }},
              kMicrobatches),
-       runs([](Job& job) { job.plan.schedule = ScheduleKind::gpipe; })},
+       runs([](TrainConfig& job) { job.plan.schedule = ScheduleKind::gpipe; })},
   };
 }
 

@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-std::vector<Need> InjectedFault::needs(const Job& job) const {
+std::vector<Need> InjectedFault::needs(const TrainConfig& job) const {
   std::vector<Need> lacking;
   if (job.plan.backend != Backend::threads) lacking.push_back({"backend", "threads"});
   for (const Requirement& want : wants)
@@ -38,7 +38,7 @@ std::vector<Need> InjectedFault::needs(const Job& job) const {
   return lacking;
 }
 
-std::string InjectedFault::where(const Job& job) const {
+std::string InjectedFault::where(const TrainConfig& job) const {
   return fmt::format(fmt::runtime(place), fmt::arg("rank", last_rank(job)), fmt::arg("dp", job.plan.dp - 1),
                      fmt::arg("pp", job.plan.pp - 1), fmt::arg("block", job.model.layers - 1));
 }
@@ -59,7 +59,7 @@ const InjectedFault& defect(std::string_view name) {
   throw FieldError("defect", fmt::format("expected random, list or a name printed by list, got '{}'", name));
 }
 
-const InjectedFault& random_defect(const Job& job, uint64_t random) {
+const InjectedFault& random_defect(const TrainConfig& job, uint64_t random) {
   std::vector<const InjectedFault*> some;
   for (const InjectedFault& d : defects())
     if (d.needs(job).empty()) some.push_back(&d);
@@ -68,7 +68,7 @@ const InjectedFault& random_defect(const Job& job, uint64_t random) {
   return *some[Philox::named(random, "defect").below(some.size(), 0)];
 }
 
-void check_applies(const InjectedFault& d, const Job& job) {
+void check_applies(const InjectedFault& d, const TrainConfig& job) {
   const std::vector<Need> needs = d.needs(job);
   if (needs.empty()) return;
   std::vector<std::string> changes;
@@ -87,12 +87,12 @@ void check_applies(const InjectedFault& d, const Job& job) {
                                ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
 }
 
-VerifyHooks planted(const InjectedFault& d, const Job& job, VerifyHooks hooks) {
+VerifyHooks planted(const InjectedFault& d, const TrainConfig& job, VerifyHooks hooks) {
   check_applies(d, job);
   return planted_if_it_applies(d, job, std::move(hooks));
 }
 
-VerifyHooks planted_if_it_applies(const InjectedFault& d, const Job& job, VerifyHooks hooks) {
+VerifyHooks planted_if_it_applies(const InjectedFault& d, const TrainConfig& job, VerifyHooks hooks) {
   hooks.failure_is_seen = true;
   if (d.needs(job).empty()) d.plant(hooks, job);
   return hooks;

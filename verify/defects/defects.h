@@ -3,7 +3,7 @@
 //
 //   const InjectedFault& d = defect("missing-gradient-sum");
 //   check_applies(d, job);                                          // throws FieldError: unmet requirements
-//   const VerifyResult r = explain(job, [&](const Job& j) { return planted_if_it_applies(d, j); });
+//   const VerifyResult r = explain(job, [&](const TrainConfig& j) { return planted_if_it_applies(d, j); });
 //   r.diagnosis[0].cause == d.cause;
 #pragma once
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Need {
 
 struct Requirement {
   const char *field, *value;
-  bool (*there)(const Job& job);
+  bool (*there)(const TrainConfig& job);
 };
 
 struct InjectedFault {
@@ -32,26 +32,26 @@ struct InjectedFault {
   std::string_view cause;  // the expected diagnosis
   std::string place;       // "in block {block}", expanded by where()
   std::vector<Requirement> wants;
-  std::function<void(VerifyHooks&, const Job&)> plant;
+  std::function<void(VerifyHooks&, const TrainConfig&)> plant;
   int64_t sequences = 1;  // minimum sequences per micro-batch
 
   // Nearest field values that satisfy the unmet requirements; empty if the fault applies.
-  std::vector<Need> needs(const Job& job) const;
+  std::vector<Need> needs(const TrainConfig& job) const;
   // "on rank 3".
-  std::string where(const Job& job) const;
+  std::string where(const TrainConfig& job) const;
 };
 
 const std::vector<InjectedFault>& defects();
 // Throws FieldError listing all names.
 const InjectedFault& defect(std::string_view name);
 // An applicable fault, selected by `random`. Throws FieldError if none applies.
-const InjectedFault& random_defect(const Job& job, uint64_t random);
+const InjectedFault& random_defect(const TrainConfig& job, uint64_t random);
 
 // Throws FieldError with the required field values.
-void check_applies(const InjectedFault& defect, const Job& job);
+void check_applies(const InjectedFault& defect, const TrainConfig& job);
 // With these hooks, a rank's failure counts as a violated bound. Throws as check_applies() does.
-VerifyHooks planted(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
+VerifyHooks planted(const InjectedFault& defect, const TrainConfig& job, VerifyHooks hooks = {});
 // The same for explain(), which also tries plans without the faulty operation: these remain correct.
-VerifyHooks planted_if_it_applies(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
+VerifyHooks planted_if_it_applies(const InjectedFault& defect, const TrainConfig& job, VerifyHooks hooks = {});
 
 }  // namespace tessera

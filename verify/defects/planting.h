@@ -20,18 +20,21 @@ std::vector<InjectedFault> defects_of_resources();    // memory and schedules
 inline constexpr auto kEverywhere = "on every rank", kOnLastRank = "on rank {rank}", kInLastBlock = "in block {block}",
                       kOnLastStage = "on pipeline rank {pp}";
 
-inline constexpr Requirement kDataRanks{"dp", "2", [](const Job& j) { return j.plan.dp * j.plan.cp >= 2; }};
-inline constexpr Requirement kMicrobatches{"microbatches", "2", [](const Job& j) { return j.plan.microbatches > 1; }};
-inline constexpr Requirement kPipeline{"pp", "2", [](const Job& j) { return j.plan.pp >= 2; }};
-inline constexpr Requirement kNoV{"schedule", "1f1b", [](const Job& j) { return !is_v(j.plan.schedule); }};
+inline constexpr Requirement kDataRanks{"dp", "2", [](const TrainConfig& j) { return j.plan.dp * j.plan.cp >= 2; }};
+inline constexpr Requirement kMicrobatches{"microbatches", "2",
+                                           [](const TrainConfig& j) { return j.plan.microbatches > 1; }};
+inline constexpr Requirement kPipeline{"pp", "2", [](const TrainConfig& j) { return j.plan.pp >= 2; }};
+inline constexpr Requirement kNoV{"schedule", "1f1b", [](const TrainConfig& j) { return !is_v(j.plan.schedule); }};
 inline constexpr Requirement kDirect{"all_reduce", "direct",
-                                     [](const Job& j) { return j.plan.all_reduce == Algorithm::direct; }};
-inline constexpr Requirement kDdp{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode == DataMode::ddp; }};
-inline constexpr Requirement kCpu{"device", "cpu", [](const Job& j) { return j.plan.device == Device::cpu; }};
-inline constexpr Requirement kNoShards{"zero", "0", [](const Job& j) { return j.plan.zero == ZeroStage::none; }};
-inline constexpr Requirement kNoTensorRanks{"tp", "1", [](const Job& j) { return j.plan.tp == 1; }};
-inline constexpr Requirement kNoContextRanks{"cp", "1", [](const Job& j) { return j.plan.cp == 1; }};
-inline constexpr Requirement kNoAdapters{"lora_rank", "0", [](const Job& j) { return j.model.lora.rank == 0; }};
+                                     [](const TrainConfig& j) { return j.plan.all_reduce == Algorithm::direct; }};
+inline constexpr Requirement kDdp{"dp_mode", "ddp",
+                                  [](const TrainConfig& j) { return j.plan.dp_mode == DataMode::ddp; }};
+inline constexpr Requirement kCpu{"device", "cpu", [](const TrainConfig& j) { return j.plan.device == Device::cpu; }};
+inline constexpr Requirement kNoShards{"zero", "0",
+                                       [](const TrainConfig& j) { return j.plan.zero == ZeroStage::none; }};
+inline constexpr Requirement kNoTensorRanks{"tp", "1", [](const TrainConfig& j) { return j.plan.tp == 1; }};
+inline constexpr Requirement kNoContextRanks{"cp", "1", [](const TrainConfig& j) { return j.plan.cp == 1; }};
+inline constexpr Requirement kNoAdapters{"lora_rank", "0", [](const TrainConfig& j) { return j.model.lora.rank == 0; }};
 
 template <class... Some>
 std::vector<Requirement> wants(const Some&... some) {
@@ -46,7 +49,6 @@ std::vector<Requirement> wants(const Some&... some) {
   return out;
 }
 
-// Appends f to a hook.
 template <class... Args, class F>
 void then(std::function<void(Args...)>& hook, F f) {
   hook = [before = std::move(hook), f = std::move(f)](Args... args) {
@@ -55,10 +57,9 @@ void then(std::function<void(Args...)>& hook, F f) {
   };
 }
 
-inline int last_rank(const Job& job) { return static_cast<int>(job.plan.ranks()) - 1; }
+inline int last_rank(const TrainConfig& job) { return static_cast<int>(job.plan.ranks()) - 1; }
 inline bool is_last(Trainer& t) { return t.world().rank() + 1 == t.world().size(); }
 
-// Wraps the transport of every rank in a T.
 template <class T, class... Args>
 void around_every_rank(VerifyHooks& hooks, const Args&... args) {
   then(hooks.launching, [args...](LaunchOptions& how) {
@@ -69,14 +70,14 @@ inline void inject(VerifyHooks& hooks, const FaultyCall& faulty) {
   around_every_rank<FaultyCallTransport>(hooks, faulty);
 }
 // The same faulty call in any plan.
-inline auto injects(FaultyCall (*faulty)(const Job& job)) {
-  return [faulty](VerifyHooks& hooks, const Job& job) { inject(hooks, faulty(job)); };
+inline auto injects(FaultyCall (*faulty)(const TrainConfig& job)) {
+  return [faulty](VerifyHooks& hooks, const TrainConfig& job) { inject(hooks, faulty(job)); };
 }
 
 // Runs a modified job instead of the plan's.
-inline auto runs(void (*change)(Job& job)) {
-  return [change](VerifyHooks& hooks, const Job&) {
-    hooks.running = [change](Job job) {
+inline auto runs(void (*change)(TrainConfig& job)) {
+  return [change](VerifyHooks& hooks, const TrainConfig&) {
+    hooks.running = [change](TrainConfig job) {
       change(job);
       return job;
     };
@@ -84,7 +85,7 @@ inline auto runs(void (*change)(Job& job)) {
 }
 
 inline auto updates(void (*update)(Trainer& t, const StepReport& report)) {
-  return [update](VerifyHooks& hooks, const Job&) { hooks.update = update; };
+  return [update](VerifyHooks& hooks, const TrainConfig&) { hooks.update = update; };
 }
 
 }  // namespace tessera

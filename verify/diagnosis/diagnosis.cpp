@@ -85,7 +85,7 @@ bool only_rounding(const Symptoms& s) {
          });
 }
 
-// 0 if there is none.
+// The factor common to all gradients; 0 if there is none.
 double common_factor(const Symptoms& s) {
   if (s.gradients.empty() || std::ssize(s.gradients) < s.seen.trained) return 0;
   const double first = s.gradients[0]->factor.value_or(0);
@@ -111,7 +111,7 @@ double moment_factor(const Symptoms& s) {
   return 2 * static_cast<size_t>(alike) > factors.size() && std::abs(middle - 1) > kSameFactor ? middle : 0;
 }
 
-// Names the axis whose size, or its inverse, is the factor.
+// Names the axis whose size or inverse size is the factor.
 std::string axis_text(const Observations& o, double factor) {
   for (const auto& [n, axis] : {std::pair{o.dp * o.cp, "data"}, {o.tp, "tensor"}})
     for (const double f : {static_cast<double>(n), 1.0 / static_cast<double>(n)})
@@ -138,10 +138,10 @@ bool norm(Symptoms& s) {
 bool narrow_sums(Symptoms& s) {
   const auto bytes = static_cast<double>(s.sent->bytes), expected = static_cast<double>(s.sent->expected_bytes);
   return s.sent->calls == s.sent->expected_calls && bytes != 0 && std::abs(2 * bytes / expected - 1) < 0.1 &&
-         std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // in bf16, none differs
+         std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });  // none if bf16
 }
 
-// A shard is reduced by ranks other than its replicas, so groups differ immediately.
+// A shard is reduced over ranks that do not hold its replicas, so the groups differ immediately.
 bool wrong_group(Symptoms& s) {
   return s.seen.groups > 1 && !s.gradients.empty() && s.seen.copies_step == s.step && !s.first(fewer("dp.shard")) &&
          !s.first(more("dp.shard"));
@@ -201,7 +201,6 @@ bool integer_shares(const Symptoms& s, bool twice) {
   return !found.empty() && found.complete && twice != found.twice.empty();
 }
 
-// The first probe that passes.
 const Probe* passing(const Observations& o) {
   const auto found = std::ranges::find_if(o.probes, [](const Probe& p) { return p.passes; });
   return found == o.probes.end() ? nullptr : &*found;
@@ -234,18 +233,19 @@ const HeldDifference* retained_memory(const Observations& o) {
 struct Change {
   Without without;
   const char* text;
-  bool (*there)(const Job& job);
-  void (*change)(Job& job);
+  bool (*there)(const TrainConfig& job);
+  void (*change)(TrainConfig& job);
 };
 constexpr auto kChanges = std::to_array<Change>({
-    {Without::dropout, "without dropout", [](const Job& j) { return j.model.dropout > 0 || j.model.lora.dropout > 0; },
-     [](Job& j) { j.model.dropout = j.model.lora.dropout = 0; }},
-    {Without::documents, "without the document mask", [](const Job& j) { return j.optim.document_mask; },
-     [](Job& j) { j.optim.document_mask = false; }},
-    {Without::context_axis, "on one context rank", [](const Job& j) { return j.plan.cp > 1; },
-     [](Job& j) { j.plan.cp = 1; }},
-    {Without::pipeline, "without a pipeline", [](const Job& j) { return j.plan.pp > 1; },
-     [](Job& j) {
+    {Without::dropout, "without dropout",
+     [](const TrainConfig& j) { return j.model.dropout > 0 || j.model.lora.dropout > 0; },
+     [](TrainConfig& j) { j.model.dropout = j.model.lora.dropout = 0; }},
+    {Without::documents, "without the document mask", [](const TrainConfig& j) { return j.optim.document_mask; },
+     [](TrainConfig& j) { j.optim.document_mask = false; }},
+    {Without::context_axis, "on one context rank", [](const TrainConfig& j) { return j.plan.cp > 1; },
+     [](TrainConfig& j) { j.plan.cp = 1; }},
+    {Without::pipeline, "without a pipeline", [](const TrainConfig& j) { return j.plan.pp > 1; },
+     [](TrainConfig& j) {
        j.plan.pp = 1;
        j.plan.schedule = ScheduleKind::one_f_one_b;
        j.plan.schedule_file.clear();
@@ -359,7 +359,7 @@ struct Rule {
   bool (*fits)(Symptoms& s);  // further required symptoms
   std::string_view evidence;
 };
-// Ordered: symptoms of earlier rules include those of later ones.
+// More specific rules come first: their symptoms include those of later rules.
 constexpr auto kRules = std::to_array<Rule>({
     {"lost-call", "a rank did not participate in a collective, or a message was lost", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && s.seen.out_of_step; }, "{stopped}"},
@@ -474,13 +474,13 @@ std::vector<Diagnosis> diagnose(const Observations& seen) {
   return out;
 }
 
-VerifyResult explain(const Job& job, const HooksOf& hooks) {
+VerifyResult explain(const TrainConfig& job, const HooksOf& hooks) {
   VerifyResult r = verify(job, hooks(job));
   if (!r.known || r.passed()) return r;
   if (asks_for_probes(Symptoms(r.seen)))
     for (const Change& change : kChanges) try {
         if (!change.there(job)) continue;
-        Job changed = job;
+        TrainConfig changed = job;
         change.change(changed);
         changed.optim.steps = Symptoms(r.seen).step;
         const VerifyResult again = verify(changed, hooks(changed));

@@ -29,7 +29,7 @@ struct TensorDifference {
   std::string name;  // "blocks.0.attn.qkv.weight"; optimizer state has its kind as suffix: "....weight.m"
   std::vector<int64_t> shape = {};  // unsharded
   double distance = 0;              // |found - expected| / |expected|, 2-norms
-  int64_t elements = 0, wrong = 0;  // wrong: by more than rounding, where rounding is allowed
+  int64_t elements = 0, wrong = 0;  // wrong: differ by more than any allowed rounding
   // found = factor * expected in all wrong elements, if such a factor exists.
   std::optional<double> factor = {};
   bool of_expert = false;
@@ -40,7 +40,7 @@ struct TensorDifference {
   double found = 0, expected = 0;
 };
 
-// Over all ranks and steps.
+// Traffic over all ranks and steps.
 struct SentDifference {
   std::string axis, operation;  // "dp", "all_reduce"
   int64_t calls = 0, expected_calls = 0, bytes = 0, expected_bytes = 0;

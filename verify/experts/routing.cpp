@@ -49,7 +49,7 @@ void Routing::place(size_t layer, const std::vector<MixtureOfExperts::Pass>& pas
     }
 }
 
-bool replays_routing(const Job& job) { return job.model.experts.count > 0 && splits_sums(job.plan); }
+bool replays_routing(const TrainConfig& job) { return job.model.experts.count > 0 && splits_sums(job.plan); }
 
 void keep_passes(LanguageModel& model) {
   for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->keep_passes();
@@ -57,7 +57,7 @@ void keep_passes(LanguageModel& model) {
 
 Routing read_routing(Trainer& trainer) {
   Routing out(trainer.full_model(), trainer.job().optim.batch);
-  const bool first = trainer.mesh().coordinate("tp") == 0;  // all tp ranks route alike
+  const bool first = trainer.mesh().coordinate("tp") == 0;  // all tp ranks route identically
   size_t layer = 0;
   for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
     const std::vector<MixtureOfExperts::Pass> passes = mixture->take_load().passes;

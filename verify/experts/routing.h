@@ -23,7 +23,7 @@ struct Routing {
 };
 
 // Whether the oracle replays the plan's choices.
-bool replays_routing(const Job& job);
+bool replays_routing(const TrainConfig& job);
 // Called before the first step.
 void keep_passes(LanguageModel& model);
 // Routing of the step whose gradients were computed last. Collective.

@@ -489,7 +489,7 @@ void MpiWorld::notify_other_hosts(int failed, const std::string& cause) {
     if (!here[static_cast<size_t>(r)])
       MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, r, kAlarmTag, alarm_, &request);
   }
-  for (int i = 0; i < 20; ++i) {  // time to send
+  for (int i = 0; i < 20; ++i) {  // time for MPI to send
     int flag = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, MPI_STATUS_IGNORE);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

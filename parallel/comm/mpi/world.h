@@ -29,8 +29,8 @@ namespace tessera {
 struct HostPlace {
   std::atomic<int> world_rank{-1};
   std::atomic<int64_t> process{0};
-  std::atomic<bool> ended{false};  // normally
-  FailureState failure_state;      // used of the first rank of the host
+  std::atomic<bool> ended{false};  // the rank ended normally
+  FailureState failure_state;      // only that of the first rank of the host is used
 };
 
 class MpiWatch : NotCopied {
@@ -93,10 +93,10 @@ class MpiAlarm {
 
 class MessageDirectory;
 
-// Initializes MPI if necessary, and then also finalizes it, except during stack unwinding, because MPI_Finalize waits
-// for all ranks. Throws Error if the library does not support multiple threads, which background communication needs.
-// Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches more
-// than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
+// If MPI is not initialized, initializes and later finalizes it, except during stack unwinding, because MPI_Finalize
+// waits for all ranks. Throws Error if the library does not support multiple threads, which background communication
+// needs. Ends the process if the other ranks do not initialize or finalize within the timeout. A program that launches
+// more than once under MPI must hold a session for its lifetime, because MPI cannot be initialized again.
 class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);

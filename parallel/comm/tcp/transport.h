@@ -70,8 +70,8 @@ Endpoint own_end(int fd);
 
 // Rendezvous: each process has rank 0's address and its own rank.
 //
-//   rank 0   listens there. Every other rank connects and sends its rank, world size and listening port. When all have
-//            connected, rank 0 sends each the addresses of the others.
+//   rank 0   listens at that address. Every other rank connects and sends its rank, world size and listening port; then
+//            rank 0 sends each the addresses of the others.
 //   rank r   then connects to the ranks from 1 to r - 1, and higher ranks connect to r.
 //
 // Connections from other programs (port scanners, browsers) are closed: the data read before a rank is verified has a

@@ -72,7 +72,7 @@ template <class F>
   _tile_stored(3, c + kTileRows * ldc + kTileRows, c_bytes);
 }
 
-// Fallback: vdpbf16ps (AVX512_BF16) accumulates the dot products of sixteen bfloat16 pairs in float32, twice the
+// Fallback: vdpbf16ps (AVX512_BF16) accumulates the dot products of sixteen bfloat16 pairs in float32, at twice the
 // throughput of an FMA.
 
 // tile_block() without AMX: 8 rows of 32 columns stay in registers over the inner dim; each element of C accumulates
@@ -109,8 +109,8 @@ template <class F>
 // Packing into tiles, 32 x 32 elements at a time.
 //
 // A tile of A is 16 rows of 32 inner elements; a tile of B is 16 inner row pairs x 16 columns, with pairs adjacent. A
-// row-major matrix therefore needs its row pairs interleaved to be a B and, if used transposed, 16 x 16 pairs
-// transposed to be an A; a column-major one vice versa.
+// row-major B: interleave its row pairs. A column-major B: transpose its 16 x 16 pairs. A row-major A is copied; a
+// column-major A (a row-major matrix used transposed): interleave row pairs, then transpose 16 x 16 pairs.
 
 // g++ 12 warns about its intrinsics (GCC bug 105593).
 #pragma GCC diagnostic push
@@ -128,7 +128,6 @@ struct Bf16View {
   Bf16View at(int64_t i, int64_t j) const { return {data + i * row + j * col, row, col}; }
 };
 
-// Transposes 16 rows of 16 pairs.
 [[gnu::target("avx512f")]] inline void transpose_pairs(__m512i (&r)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {

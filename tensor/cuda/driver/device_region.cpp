@@ -106,7 +106,7 @@ class DeviceRegion final : public Region {
 
 }  // namespace
 
-// Commits a first chunk: some drivers and containers lack functions, which only a call reveals.
+// Commits a first chunk, because only a call reveals functions that a driver or container lacks.
 std::unique_ptr<Region> device_region() {
   auto region = std::make_unique<DeviceRegion>();
   region->commit(1);

@@ -100,7 +100,7 @@ struct QueryStarts {
   const int32_t* first = nullptr;  // null: no documents
   int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // of query 0; one more per query
+  int begin = kNone;  // first key of query 0's window
   struct Bounds {
     int min_start = 0, max_start = 0;
   };

@@ -15,8 +15,6 @@
 
 namespace tessera {
 
-// Threads split the tokens.
-
 namespace {
 
 template <class T, class A>

@@ -94,7 +94,7 @@ inline void check_operations(Communicator& c, const std::vector<int64_t>& sizes,
       }
 }
 
-// Messages with two tags, of `size` elements and more, received in another order than sent.
+// Messages with two tags, of `size` elements and more, received in a different order than sent.
 inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   const ArenaPtr arena = make_arena();
   const auto message = [&](int i) { return make_array(i, size + i, DType::float32, arena); };

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -32,16 +31,14 @@ using namespace test;
 // Injected faults: no shared memory, or no threads.
 std::atomic<bool> no_memory{false}, no_threads{false};
 
-constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
-
-// Arenas that the other ranks can map, that they cannot, and that are mappable only on half of the ranks.
+// Arenas that other ranks can map, that they cannot map, and that are mappable only on half of the ranks.
 std::vector<ArenaPtr> arenas(const Communicator& world) {
   return {world.make_arena(), make_arena(), world.rank() % 2 == 0 ? world.make_arena() : make_arena()};
 }
 
 // Every operation with every algorithm.
 void operations(Communicator& world) {
-  for (const Algorithm algorithm : kEvery) {
+  for (const Algorithm algorithm : algorithms(true)) {
     world.set_algorithm(algorithm);
     check_operations(world, {1, 2, 17, 5003, 200'003},
                      {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64},
@@ -65,7 +62,7 @@ void bytes(Communicator& world) {
   const std::map<Op, double> arrays = {{Op::all_reduce, 2 * (n - 1)}, {Op::reduce_scatter, n - 1},
                                        {Op::all_gather, n - 1},       {Op::broadcast, n - 1},
                                        {Op::reduce, n - 1},           {Op::scatter, (n - 1) / n}};
-  for (const Algorithm algorithm : kEvery) {
+  for (const Algorithm algorithm : algorithms(true)) {
     world.set_algorithm(algorithm);
     const ArenaPtr arena = world.make_arena();
     const Tensor x = Tensor::zeros({5003}, DType::float32, arena);
@@ -204,7 +201,7 @@ int run_all(int on_hosts) {
   return failures == 0 ? 0 : 1;
 }
 
-// Ranks of one host without shared memory: from the start, or after a first world with it.
+// Ranks of one host without shared memory: from the start, or after a first world with shared memory.
 int run_by_messages(bool later) {
   const MpiSession session;
   const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 60};

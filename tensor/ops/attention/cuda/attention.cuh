@@ -86,7 +86,7 @@ inline AttentionSizes attention_sizes(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
-// Bounds over `count` queries, computed by a full warp.
+// Bounds on the starts of `count` queries, computed by a full warp.
 __device__ inline QueryStarts::Bounds start_bounds(const QueryStarts& starts, int b, int query0, int count) {
   if (!starts.any()) return {};
   QueryStarts::Bounds found{1 << 30, 0};
@@ -215,7 +215,7 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .starts = query_starts(p.of)};
 }
 
-// Tile of a block: heads in order; within a head, tiles with the most work under a causal mask first.
+// Tile of a thread block: heads in order; within a head, tiles with the most work under a causal mask first.
 struct TilePlace {
   int b, h, tile;
 

@@ -1,7 +1,7 @@
 // Plain attention: matmuls of 64 x 64 tiles by 256 threads with 4 x 4 accumulators each.
 //
-// Operands pass through shared memory in slabs of 16 of the inner dim, so the head dim is unlimited. A block computes
-// 64 columns of a head and recomputes the scores for them. Sums run in the order of the inner dim.
+// Operands pass through shared memory in slabs of 16 inner elements, so the head dim is unlimited. A thread block
+// computes 64 columns of a head, so scores are recomputed for every 64 columns. Sums run in the order of the inner dim.
 #include <cstdint>
 #include <limits>
 
@@ -73,8 +73,8 @@ __device__ void add_matmul(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& le
   }
 }
 
-// One step of the online softmax: the scores in s.p become the factors of the values. Four threads process a query's
-// keys.
+// One step of the online softmax: the scores in s.p become unnormalized attention weights. Four threads process a
+// query's keys.
 template <class T>
 struct OnlineSoftmax {
   using A = Accumulate<T>;
@@ -105,7 +105,7 @@ struct OnlineSoftmax {
   }
 };
 
-// s.p receives the factors of the values, s.ds the gradient of the scores, both rounded.
+// s.p receives the attention weights (probabilities after dropout), s.ds the gradient of the scores, both rounded.
 template <class T>
 __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<T>& call, const TilePlace& at,
                               const TilePlace& of_keys, int query0, int key0) {

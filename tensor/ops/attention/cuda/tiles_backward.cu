@@ -29,7 +29,7 @@ struct KeyCut {
   static constexpr int kKeys = kWarps * kRowTiles * 16, kQueries = kDrops || (kDocuments && D == 64) ? 16 : 32;
 };
 
-// Two tiles of the kernel's own rows, and two stages of two tiles of the other operand.
+// Two tiles of the kernel's own rows, and two stages of two tiles of the rows over which it iterates.
 template <int D, int kOwn, int kOther>
 struct FourTiles {
   using Tile = SharedTile<D>;
@@ -113,7 +113,6 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
   put_rows(call.dq, at, dq, call.scale, query0, n.tq);
 }
 
-// Scores become probabilities (keys x queries).
 template <int R, int C>
 __device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const Stats* stats, const ScoresPlace& place,
                                  bool masked) {

@@ -20,9 +20,8 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 // Packs b first if `packed` is empty or stale. If packing would more than double a weight's size, `packed` stays empty.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed);
 
-// AMX kernel for bfloat16: more than twice as fast as oneDNN 2.6, which reaches a third of the tiles' peak in training
-// and packs weights at 2 GB/s (docs/measurements/cpu_training.md). Accumulates along the inner dim in order, in tiles
-// of 32, independently of threads.
+// AMX kernel for bfloat16: more than twice as fast as oneDNN 2.6 (docs/measurements/cpu_training.md). Accumulates along
+// the inner dim in order, in tiles of 32, independently of threads.
 //
 // Supports bfloat16 on a CPU with AMX, unless the operands are too small to fill a tile.
 bool amx_supports(const Tensor& a, const Tensor& b);

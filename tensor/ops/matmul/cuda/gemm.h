@@ -1,7 +1,7 @@
 // Interface to a GPU's GEMM library.
 //
 // Such libraries are column-major and read a row-major matrix as its transpose. Therefore out = a b is computed as
-// out^T = b^T a^T: b on the left, a on the right.
+// out^T = b^T a^T.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -38,7 +38,7 @@ struct GemmProblem {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
   const std::byte* bias = nullptr;  // dtype `result`; or null
-  std::byte* sums = nullptr;        // sums of right over k: (n), dtype `result`; requires no bias
+  std::byte* sums = nullptr;        // sums of right over k: (n), dtype `result`; requires a null bias
   Epilogue epilogue = Epilogue::none;
   Matrices aux = {};
   DType operands = DType::float32, result = DType::float32;

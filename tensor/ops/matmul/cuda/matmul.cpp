@@ -28,9 +28,7 @@ Matrices row_matrices(const Tensor& t) {
 
 bool is_transposed(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
 
-// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`. Because the
-// library also selects algorithms by leading dims and alignment, only packed operands make results independent of
-// strides and addresses.
+// Operand t, in place if it is packed and aligned or the transpose of such a matrix, otherwise in `copy`.
 Matrices operand(const Tensor& t, Tensor& copy) {
   const bool is_transpose = is_transposed(t);
   copy = is_transpose ? t.transpose(-2, -1) : t.contiguous();
@@ -163,7 +161,7 @@ bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor
   fused.bias = bias_data(bias, copies);
   fused.epilogue = Epilogue::gelu;
   fused.aux = separate.out;
-  const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
+  const auto pass = [&] { bias_activation({h, y}, h, bias.defined() ? &bias : nullptr, Activation::gelu); };
   return log.count(run_if_faster(*y.arena(), {fused, [] {}}, {separate, pass}));
 }
 
@@ -179,7 +177,7 @@ bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, co
   const auto sums = [&] {  // upper bound on their cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
-  const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, GeluForm::tanh); };
+  const auto pass = [&] { bias_activation_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, Activation::gelu); };
   return log.count(run_if_faster(*dh.arena(), {fused, sums}, {separate, pass}));
 }
 

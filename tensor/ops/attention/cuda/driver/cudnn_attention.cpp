@@ -1,8 +1,8 @@
 // Attention graphs built with cuDNN's frontend headers.
 //
 // cuDNN describes a tensor as (B, H, T, D) with any strides, so slices of a packed qkv and of its gradient are used in
-// place. The log-sum-exp is the natural logarithm, as in Tessera's kernels, so either backward pass works with the
-// other's forward pass.
+// place. The log-sum-exp is the natural logarithm, as in Tessera's kernels, so each backward pass works with either
+// forward pass.
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 
 #include <cudnn_frontend.h>

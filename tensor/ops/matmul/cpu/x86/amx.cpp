@@ -54,8 +54,8 @@ struct Store {
 
   struct Block {
     const float* c;
-    int64_t i, j;  // row and column of its first element
-    bool add;      // float32 only
+    int64_t i, j;  // row and column of the block's first element
+    bool add;      // add to `out`; float32 only
   };
 
   [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void rows(Block b, int64_t from,
@@ -135,8 +135,9 @@ struct Overlapped {
   }
 };
 
-// One thread's blocks of rows [begin, end). A group of columns of b stays in L2 while all rows stream past, and a block
-// of rows in L1 for the group's columns. Each block is rounded and stored during the next block's multiplication.
+// One thread's blocks of rows [begin, end). A group of columns of b stays in L2 while all rows stream past; a block of
+// rows stays in L1 until it has been multiplied by all columns of the group. Each block is rounded and stored during
+// the next block's multiplication.
 template <class T>
 struct Worker {
   const Problem& p;

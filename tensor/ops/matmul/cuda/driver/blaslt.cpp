@@ -230,7 +230,7 @@ class Blas {
                                : has_.emplace(key, !BlasPlan(p).proposals(library(), p).empty()).first->second;
   }
 
-  // A fused choice is stored as a plan, a separate one in separate_.
+  // If the fused path is chosen, its plan is stored in plans_, otherwise the key in separate_.
   bool is_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
     const GemmKey key = cache_key(fused.problem);
     if (plans_.contains(key)) return true;
@@ -292,7 +292,8 @@ class Blas {
     // Captured work does not run, so it cannot be timed.
     if (is_capturing(arena)) return read_algorithm(choices.find_or_insert(name, written(proposals(plan, p).front())));
     if (const std::string known = choices.known(name); !known.empty()) return read_algorithm(known);
-    // Synchronize before taking the lock: other ranks may wait for the lock, and work queued here for those ranks.
+    // Synchronize before taking the lock: other ranks may wait for the lock, and work queued here may wait for those
+    // ranks.
     arena.local<Context>().synchronize();
     return read_algorithm(choices.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
@@ -319,7 +320,7 @@ class Blas {
         without = std::min(without, time(arena, other, other.algorithm, separate.problem, separate.rest));
       }
       return with < without ? written(best->algorithm)
-                            : fmt::format("{} {:.4f} ms, in one {:.4f} ms", kSeparate, without, with);
+                            : fmt::format("{} {:.4f} ms, fused {:.4f} ms", kSeparate, without, with);
     });
   }
 
@@ -382,7 +383,7 @@ class Blas {
   std::string device_;
   std::map<GemmKey, BlasPlan> plans_;
   bool is_warm_ = false;
-  std::map<GemmKey, bool> has_;  // for problems without a plan
+  std::map<GemmKey, bool> has_;  // whether an algorithm exists, for problems without a plan
   std::set<GemmKey> separate_;   // problems not fused with adjacent passes
 };
 

@@ -1,4 +1,6 @@
-// Rows of JSON files.
+// Splitting of files into rows, and detection of example files.
+#include "data/json_rows.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -17,9 +19,8 @@
 #include "base/bad_input.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "data/dataset.h"
-#include "data/jsonl.h"
-#include "data/text.h"
+#include "data/compressed_text.h"
+#include "data/shards.h"
 
 namespace tessera {
 
@@ -190,10 +191,10 @@ class RowSplitter {
   std::string row_ = {}, first_ = {};
   int64_t line_ = 1, begin_ = 0, first_begin_ = 0, rows_ = 0;
   int64_t depth_ = 0, max_depth_ = 0;  // nesting of brackets in a row
-  int64_t keys_ = 0;                   // of the first row, and of its members
+  int64_t keys_ = 0;                   // in the first row and its nested objects
   size_t mark_ = 0;                    // byte order mark
-  size_t checked_ = 1 << 19;           // longest row whose memory was checked
-  char last_ = 0;                      // other than white space
+  size_t checked_ = 1 << 19;           // longest row for which memory was checked
+  char last_ = 0;                      // last character other than white space
   bool started_ = false, in_list_ = false, list_ended_ = false, over_line_ = false, in_text_ = false, escaped_ = false;
 };
 

@@ -5,6 +5,10 @@
 
 namespace tessera {
 
+struct OuterOptions {
+  double lr = 0.7, momentum = 0.9;
+};
+
 template <class W>
 struct OuterStep {
   W share, momentum, rate;  // 1 / ranks, mu, outer_lr
@@ -23,6 +27,10 @@ struct OuterStep {
     common = math::fma(-rate, step, common);
   }
 };
+
+inline OuterStep<double> make_outer_step(int replicas, const OuterOptions& o) {
+  return {1.0 / replicas, o.momentum, o.lr};
+}
 
 // For fp32 or fp64 values; `own` may reside in pinned host memory. Kernels are queued on the stream of `sums`.
 namespace cuda {
