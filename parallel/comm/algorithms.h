@@ -53,7 +53,8 @@ inline constexpr auto kAlgorithmNames = [] {
   return names;
 }();
 
-// "direct, ring, tree or root": those of a documented order, and those of the same order for all elements.
+// "direct, ring, tree or root": the algorithms with a documented summation order, and those whose order is the same for
+// all elements.
 std::string portable_algorithms();
 std::string uniform_algorithms();
 
