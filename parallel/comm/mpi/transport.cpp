@@ -372,8 +372,8 @@ void MpiWatch::check_processes() {
   }
 }
 
-// SIGTERM comes from the launcher after a rank has died, or from a user, so its previous action is delayed until a
-// death would have been detected.
+// SIGTERM comes from the launcher after a rank has died, or from a user, so the previous handler is called only after
+// the time in which a death would have been detected.
 void MpiWatch::check_signal() {
   if (!terminated || failure_state_.failed_rank() >= 0) return;
   const auto now = Clock::now();

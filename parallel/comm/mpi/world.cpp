@@ -94,7 +94,7 @@ std::unique_ptr<MessageDirectory> place_messages() {
   std::error_code error;
   fs::path where = "/dev/shm";
   for (const fs::path& directory : {where, fs::temp_directory_path(error)}) MessageDirectory::remove_stale(directory);
-  // The names before and since version 5.
+  // The variable's names before version 5 and since.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
     if (std::getenv(name) != nullptr) return nullptr;
