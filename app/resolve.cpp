@@ -49,7 +49,7 @@ ModelConfig model_config(const TypedOptions& o) {
   if (lora.rank == 0) lora = {};
   if (lora.rank == 0) return c;
   if (!o.is_set("lora_alpha")) lora.alpha = static_cast<double>(lora.rank);
-  if (!o.is_set("lora_targets")) lora.targets = split(find_row(c.family).usual_adapters, ',');
+  if (!o.is_set("lora_targets")) lora.targets = split(find_row(c.family).default_adapters, ',');
   if (lora.targets != std::vector<std::string>{"all"}) return c;
   lora.targets.clear();
   for (const LoraTarget& t : lora_targets(c)) lora.targets.emplace_back(t.name);

@@ -132,7 +132,7 @@ int64_t parse_integer(const std::string& where, const std::string& text, const B
   int64_t v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   const bool parsed = error == std::errc() && end == text.data() + text.size();
-  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
+  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "an integer" + bounds_text(range), text);
   return v;
 }
 

@@ -8,7 +8,7 @@
 //     s.add(t.key_mode, {"key_mode", "with `voices` above 1: how they agree"});  // an enum has its own names
 //     return s;
 //   }
-//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected a whole number in ...
+//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected an integer in ...
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -30,7 +30,7 @@ struct JsonReader {
     throw FieldError(name, fmt::format("expected {}, got {}{}", expected, from.dump(), meant));
   }
   void operator()(int64_t* to) const {
-    if (!from.is_number_integer()) refuse("a whole number");
+    if (!from.is_number_integer()) refuse("an integer");
     if (setting.field.range.min >= 0 && !natural(from)) refuse("a non-negative integer");
     *to = from.get<int64_t>();
   }

@@ -200,7 +200,7 @@ class KernelTimer {
  private:
   Tensor random_tensor(const Shape& shape) const {
     constexpr int64_t kRandom = 4096;
-    return repeated(random_numbers(kRandom, "calibrate", dtype_, arena_), shape);
+    return repeated(random_values(kRandom, "calibrate", dtype_, arena_), shape);
   }
   // Median over rounds, whose number is equal on all ranks.
   double repeat(const std::function<double()>& once) const {

@@ -33,8 +33,8 @@ int64_t largest_indices(const OpCase& c) {
 
 }  // namespace
 
-Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low,
-                      double high) {
+Tensor random_values(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low,
+                     double high) {
   Tensor wide = Tensor::empty({count}, DType::float32, arena->host());
   const Philox random = Philox::named(1, name);
   for (int64_t i = 0; i < count; ++i)
@@ -61,7 +61,7 @@ Tensor repeated(const Tensor& block, const Shape& shape) {
 }
 
 Data::Data(const OpCase& c, DType dtype, const ArenaPtr& arena)
-    : case_(c), block_(random_numbers(std::min(kRandom, largest_indices(c)), c.name, dtype, arena, c.low, c.high)) {
+    : case_(c), block_(random_values(std::min(kRandom, largest_indices(c)), c.name, dtype, arena, c.low, c.high)) {
   for (const Shape& shape : c.operands) operands_.push_back(repeated(block_, shape));
 }
 
@@ -135,7 +135,7 @@ Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& 
 
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena) {
   // GPUs multiply constant operands faster (power limit), so eight random rows are repeated.
-  const Tensor a = repeated(random_numbers(8 * n, "ceiling", dtype, arena), {n, n}), b = a.clone();
+  const Tensor a = repeated(random_values(8 * n, "ceiling", dtype, arena), {n, n}), b = a.clone();
   return matmul_rate(n, best_seconds(arena, rounds, [&] { matmul(a, b); }));
 }
 

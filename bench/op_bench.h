@@ -35,8 +35,8 @@ inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12
 std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
 
 // Values in [low, high), seeded by `name`; token ids below `vocab`.
-Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
-                      double high = 0.5);
+Tensor random_values(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
+                     double high = 0.5);
 Tensor random_ids(int64_t count, int64_t vocab, const ArenaPtr& arena);
 Tensor repeated(const Tensor& block, const Shape& shape);
 

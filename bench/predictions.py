@@ -20,7 +20,7 @@ MODELS = {
     "C": "--model gpt-nano --vocab 65 --batch 12",
     "W": "--layers 4 --heads 6 --channels 384 --context 128 --vocab 256 --batch 8",
 }
-USUAL = {"cp-mode": "ring", "pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
+DEFAULTS = {"cp-mode": "ring", "pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
 PLANS = [  # model, dtype, options
     *((model, dtype, plan) for model in MODELS for dtype in ("fp32", "bf16") for plan in (
         {}, {"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "microbatches": 4}, {"dp": 4})),
@@ -33,7 +33,7 @@ PLANS = [  # model, dtype, options
 
 def plan_lines(binary, model, dtype, plan, more=()):
     words = f"plan {MODELS[model]} --dtype {dtype} --hardware this --format json".split()
-    for key, value in {**USUAL, **plan}.items():
+    for key, value in {**DEFAULTS, **plan}.items():
         words += [] if key == "sp" else [f"--{key}", str(value)]
     done = subprocess.run([binary, *words, *more], capture_output=True, text=True)
     if done.returncode != 0:

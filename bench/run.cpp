@@ -194,11 +194,11 @@ class Outputs final : public benchmark::BenchmarkReporter {
   // Prints pending standard output. Returns true if both reporters continue.
   template <class F>
   bool to_both(const F& report) {
-    const bool goes_on = (!file_ || report(*file_)) && report(*display_);
-    if (wanted_.table) return goes_on;
+    const bool proceeds = (!file_ || report(*file_)) && report(*display_);
+    if (wanted_.table) return proceeds;
     print_(shown_.str());
     shown_.str("");
-    return goes_on;
+    return proceeds;
   }
 
   OutputChoice choice_;

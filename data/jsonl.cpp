@@ -279,7 +279,7 @@ class RowReader {
       out_.turns.push_back(parse_message(list[i], fmt::format("{}: message {}", what_, i + 1), names_, out_,
                                          [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
   }
-  std::vector<int64_t> numbers(const char* key, size_t count) {
+  std::vector<int64_t> integers(const char* key, size_t count) {
     read_.insert(key);
     std::vector<int64_t> out;
     const Json& list = present(row_, key, what_);
@@ -293,11 +293,11 @@ class RowReader {
   }
 
   void tokens() {
-    const std::vector<int64_t> ids = numbers("input_ids", 0);
+    const std::vector<int64_t> ids = integers("input_ids", 0);
     if (ids.empty()) throw InputError(what_ + ": the key 'input_ids' is empty");
-    const std::vector<int64_t> labels = has("labels") ? numbers("labels", ids.size()) : ids;
+    const std::vector<int64_t> labels = has("labels") ? integers("labels", ids.size()) : ids;
     const std::vector<int64_t> mask =
-        has("attention_mask") ? numbers("attention_mask", ids.size()) : std::vector<int64_t>(ids.size(), 1);
+        has("attention_mask") ? integers("attention_mask", ids.size()) : std::vector<int64_t>(ids.size(), 1);
     const auto first = std::ranges::find_if(mask, [](int64_t m) { return m != 0; }),
                end = std::find(first, mask.end(), 0);
     if (first == mask.end() || std::any_of(end, mask.end(), [](int64_t m) { return m != 0; }))

@@ -120,12 +120,12 @@ std::optional<std::vector<Weighted>> mixture_in(const std::string& data) {
 
 Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> datasets) {
   Dataset out;
-  std::vector<double> numbers;
+  std::vector<double> given;
   for (const Weighted& w : weights) {
-    numbers.push_back(w.weight);
+    given.push_back(w.weight);
     out.source += fmt::format("{}{}={:.6g}", out.source.empty() ? "" : ",", w.name, w.weight);
   }
-  const std::vector<int64_t> shares = integer_shares(numbers);
+  const std::vector<int64_t> shares = integer_shares(given);
   for (size_t k = 0; k < datasets.size(); ++k) {
     const auto d = std::make_shared<const Dataset>(std::move(datasets[k]));
     const std::string& name = weights[k].name;

@@ -387,8 +387,8 @@ FullTensors merged(const ModelConfig& config, FullTensors source) {
     if (found == adapted.end()) return source(name, dtype, shape);
     const auto floats = [&source](Linear& matrix) {
       const Parameter& p = matrix.parameter(matrix.weight);
-      std::vector<float> out(static_cast<size_t>(p.whole.numel()));
-      source(p.name, DType::float32, p.whole)(0, std::as_writable_bytes(std::span(out)));
+      std::vector<float> out(static_cast<size_t>(p.full_shape.numel()));
+      source(p.name, DType::float32, p.full_shape)(0, std::as_writable_bytes(std::span(out)));
       return out;
     };
     std::vector<LowRank> added;

@@ -197,7 +197,7 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
     const std::string layer = "base_model.model." + hub_layer(config, attached.layer, attached.target);
     for (const auto& [matrix, name] : {std::pair{&attached.adapter->a, "lora_A"}, {&attached.adapter->b, "lora_B"}}) {
       const Parameter& p = matrix->parameter(matrix->weight);
-      out.push_back({p.name, p.whole, fmt::format("{}.{}.weight", layer, name)});
+      out.push_back({p.name, p.full_shape, fmt::format("{}.{}.weight", layer, name)});
     }
   }
   return out;

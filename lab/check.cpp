@@ -161,7 +161,7 @@ void check_readable(const fs::path& source) {
 }
 
 // Detects calls of functions that implement the exercise.
-std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
+std::optional<Failure> call_with_file(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)
     if (called.find(fmt::format(" tessera::{}(", name)) != std::string::npos)
@@ -245,7 +245,7 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
                  library = made / "library.a";
   for (const fs::path& path : {object, fs::path(files_read(object)), program, output, library}) fs::remove(path, none);
   if (auto verdict = failed(e, "compiler", learners(product, source, object), product.directory)) return *verdict;
-  if (const auto wrong = call_of_the_whole(e, product, object)) return refused(e, *wrong);
+  if (const auto wrong = call_with_file(e, product, object)) return refused(e, *wrong);
   const auto verdict_of_link = failed(e, "linker", link_with(build, e, object, library, program), build);
   fs::remove(library, none);
   if (verdict_of_link) return *verdict_of_link;

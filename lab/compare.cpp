@@ -128,10 +128,10 @@ int64_t sent(const Communicator& world) {
   return all;
 }
 
-std::vector<double> numbers(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
+std::vector<double> to_doubles(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
 
 std::vector<double> gradient_values(const Var& x) {
-  return x.grad().defined() ? numbers(x.grad()) : std::vector<double>();
+  return x.grad().defined() ? to_doubles(x.grad()) : std::vector<double>();
 }
 
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {

@@ -39,7 +39,7 @@ const std::vector<Exercise>& exercises() {
   static const std::vector<Exercise> all = numbered({
       {"messages",
        "parallel/comm/algorithms.cpp",
-       {{"void send_pieces("}, {"void sum_received("}, {"void share_piece("}},
+       {{"void send_chunks("}, {"void sum_received("}, {"void share_chunk("}},
        {{"values", 4}, {"bytes", 2}},
        grade_messages},
       {"ring",
@@ -170,8 +170,8 @@ Verdict refused(const Exercise& e, const Failure& wrong, size_t kept) {
 }
 
 size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong) {
-  const auto broke = std::ranges::find(bounds, wrong.bound, &Bound::name);
-  return broke == bounds.end() ? 0 : static_cast<size_t>(broke - bounds.begin());
+  const auto failed_bound = std::ranges::find(bounds, wrong.bound, &Bound::name);
+  return failed_bound == bounds.end() ? 0 : static_cast<size_t>(failed_bound - bounds.begin());
 }
 
 int points(const std::vector<Bound>& bounds, size_t kept) {

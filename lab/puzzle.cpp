@@ -33,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Placeholder line of a page for the problem instance.
-constexpr std::string_view kNumbers = "(`tessera lab start` inserts your problem instance here.)\n";
+constexpr std::string_view kInstancePlaceholder = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {
   std::string_view pattern, cause;
@@ -94,20 +94,20 @@ Task make_learner_task(const SchedulePuzzle& p, const ScheduleTask& t) {
   std::vector<double> forward;
   for (const StageTimes& stage : t.times.stages) forward.push_back(stage.forward);
   Task out;
-  out.numbers = fmt::format("- {} ranks, {} micro-batches, {} on each rank\n", p.family.ranks, t.known.microbatches,
-                            p.family.chunks == 1 ? "one stage" : "two stages");
-  out.numbers += t.is_given ? "- F takes 1 unit and B 2\n"
-                            : fmt::format(
-                                  "- F takes {} units on stage 0, 1 and so on; B takes twice as long{}\n- a message "
-                                  "from rank to rank takes {}\n",
-                                  fmt::join(forward, ", "), p.family.splits ? ", I and W each as long as F" : "",
-                                  t.times.message == 0 ? "no time" : "1 unit");
+  out.instance = fmt::format("- {} ranks, {} micro-batches, {} on each rank\n", p.family.ranks, t.known.microbatches,
+                             p.family.chunks == 1 ? "one stage" : "two stages");
+  out.instance += t.is_given ? "- F takes 1 unit and B 2\n"
+                             : fmt::format(
+                                   "- F takes {} units on stage 0, 1 and so on; B takes twice as long{}\n- a message "
+                                   "from rank to rank takes {}\n",
+                                   fmt::join(forward, ", "), p.family.splits ? ", I and W each as long as F" : "",
+                                   t.times.message == 0 ? "no time" : "1 unit");
   if (!t.is_given)
-    out.numbers += fmt::format("- stages 0, 1 and so on are on ranks {}\n", fmt::join(t.known.rank_of_stage, ", "));
+    out.instance += fmt::format("- stages 0, 1 and so on are on ranks {}\n", fmt::join(t.known.rank_of_stage, ", "));
   if (p.family.in_flight > 0)
-    out.numbers += fmt::format("- in flight on rank 0, 1 and so on: at most {} F\n", fmt::join(t.in_flight, ", "));
-  out.numbers += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
-                             measured_bubble(t, t.makespan));
+    out.instance += fmt::format("- in flight on rank 0, 1 and so on: at most {} F\n", fmt::join(t.in_flight, ", "));
+  out.instance += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
+                              measured_bubble(t, t.makespan));
   out.solution = to_text(t.known);
   if (t.is_given) out.begun = split(out.solution, '\n')[1] + "\n";  // after a comment line
   return out;
@@ -323,7 +323,7 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
 }
 
 // Three runs with one injected fault each, out of `names`.
-struct DefectPuzzle {
+struct FaultPuzzle {
   static constexpr const char* file = "answers.txt";
   static std::vector<Bound> bounds() { return {{"name", 6}}; }
   Plan plan;
@@ -333,7 +333,7 @@ struct DefectPuzzle {
 constexpr size_t kRuns = 3;
 
 // Samples without replacement.
-const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t run) {
+const std::string& fault_of_run(const FaultPuzzle& p, uint64_t seed, uint64_t run) {
   const Philox random = Philox::named(seed, "puzzle");
   std::vector<size_t> left(p.names.size());
   std::iota(left.begin(), left.end(), size_t{0});
@@ -343,16 +343,16 @@ const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t r
 }
 
 // Weights and data depend on the seed, so equal lines of two learners do not imply equal faults.
-VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string& name) {
+VerifyResult run_puzzle(const FaultPuzzle& p, uint64_t seed, const std::string& name) {
   TrainConfig job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
   job.optim.batch = 8, job.optim.steps = 2, job.optim.warmup = 1;
   job.optim.seed = static_cast<int64_t>(seed);
   job.plan = p.plan, job.plan.threads_per_rank = 1, job.plan.timeout = 30, job.plan.deterministic = true;
-  return verify(job, planted(defect(name), job));
+  return verify(job, with_fault(find_fault(name), job));
 }
 
-std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
+std::string puzzle_runs(const FaultPuzzle& p, uint64_t seed) {
   std::string out;
   for (size_t run = 0; run < kRuns; ++run) {
     const VerifyResult r = run_puzzle(p, seed + run, fault_of_run(p, seed, run));
@@ -367,13 +367,13 @@ std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
   return out;
 }
 
-uint64_t make_task(const DefectPuzzle&, uint64_t seed) { return seed; }
+uint64_t make_task(const FaultPuzzle&, uint64_t seed) { return seed; }
 
-Task make_learner_task(const DefectPuzzle& p, uint64_t seed) {
+Task make_learner_task(const FaultPuzzle& p, uint64_t seed) {
   return {"- three runs, in `runs.txt`\n", "", "", [=] { return puzzle_runs(p, seed); }};
 }
 
-Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, const std::string& name) {
+Right graded(const FaultPuzzle& p, uint64_t seed, const std::string& text, const std::string& name) {
   std::vector<std::string> lines = split(text, '\n');
   std::erase_if(lines, [](const std::string& line) { return line.empty() || line.starts_with('#'); });
   lines.resize(kRuns);
@@ -398,7 +398,7 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
     for (const std::string& line : would.failures)
       if (std::ranges::count(was.failures, line) == 0) other = line;
     wrong = {"name", fmt::format("run {} is not {}", run + 1, answer),
-             fmt::format("{}. With this fault the run would report: {}", defect(answer).what, other)};
+             fmt::format("{}. With this fault the run would report: {}", find_fault(answer).what, other)};
   }
   wrong.found += fmt::format("; score {} of {}", right, kRuns);
   expect(right == kRuns, "name", wrong.found, wrong.cause, picture);
@@ -408,9 +408,9 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
 template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
   return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
-            const auto numbers = make_task(f, seed);
-            Task out = make_learner_task(f, numbers);
-            out.grade = [=](const auto& text, const auto& path) { return graded(f, numbers, text, path); };
+            const auto instance = make_task(f, seed);
+            Task out = make_learner_task(f, instance);
+            out.grade = [=](const auto& text, const auto& path) { return graded(f, instance, text, path); };
             return out;
           }};
 }
@@ -454,9 +454,9 @@ const std::vector<Puzzle>& puzzles() {
         puzzle("column-row", PlacementPuzzle{"mlp", false, any, 1, 2112, {"down.bias"}}),
         puzzle("heads", PlacementPuzzle{"attention", false, any, 1, 1072, {"proj.bias"}}),
         puzzle("data-and-tensor", PlacementPuzzle{"mlp", true, {"I", "S(1)", "S(2)"}, 1, 2112, {"down.bias"}}),
-        puzzle("traces", DefectPuzzle{{.dp = 2, .microbatches = 2},
-                                      {"missing-gradient-sum", "gradients-summed-twice", "gradients-divided-twice",
-                                       "skipped-microbatch", "skipped-update"}}),
+        puzzle("traces", FaultPuzzle{{.dp = 2, .microbatches = 2},
+                                     {"missing-gradient-sum", "gradients-summed-twice", "gradients-divided-twice",
+                                      "skipped-microbatch", "skipped-update"}}),
         scheduled({"stages", 2, 2, 5, 10}),
         scheduled({"two-halves", 3, 1, 5, 8, true, 4}),
         puzzle("sequence",
@@ -468,9 +468,9 @@ const std::vector<Puzzle>& puzzles() {
                                {"norm1.weight", "norm1.bias", "proj.bias", "norm2.weight", "norm2.bias", "down.bias"}}),
         puzzle("card", PlanPuzzle{{three, 1, {layout(4, 2, 1, 4, three), layout(4, 2, 1, 4, two)}}}),
         scheduled({"tight", 4, 2, 8, 9, true, 3}),
-        puzzle("crossing", DefectPuzzle{{.pp = 2, .tp = 2, .microbatches = 2},
-                                        {"missing-input-gradient-sum", "missing-output-sum", "untied-copies",
-                                         "other-targets", "early-receive", "gpipe-for-1f1b"}}),
+        puzzle("crossing", FaultPuzzle{{.pp = 2, .tp = 2, .microbatches = 2},
+                                       {"missing-input-gradient-sum", "missing-output-sum", "untied-copies",
+                                        "other-targets", "early-receive", "gpipe-for-1f1b"}}),
         puzzle("pipeline", PlanPuzzle{{one, 8, {layout(1, 1, 8, 1, ZeroStage::none, ScheduleKind::v_min)}}}),
         scheduled({"leaderboard", 4, 2, 8, 9, true, 2.5}),
     };
@@ -504,7 +504,7 @@ void start(const Puzzle& p, const fs::path& folder, uint64_t seed) {
   const Task task = p.task(seed);
   const size_t end = p.page.rfind("```"), begin = p.page.rfind("```\n", end - 1) + 4;
   std::string page(p.page);
-  page.replace(page.find(kNumbers), kNumbers.size(), task.numbers);
+  page.replace(page.find(kInstancePlaceholder), kInstancePlaceholder.size(), task.instance);
   write_file(folder / p.file, note(p, seed) + task.begun + std::string(p.page.substr(begin, end - begin)));
   if (task.runs) write_file(folder / "runs.txt", task.runs());
   write_file(folder / "README.md", page);

@@ -23,7 +23,7 @@ struct Right {
 };
 
 struct Task {
-  std::string numbers;                     // lines of the page
+  std::string instance;                    // lines of the page
   std::string begun = {};                  // initial content of the file
   std::string solution = {};               // found by a search; for tests
   std::function<std::string()> runs = {};  // text of runs.txt, for puzzles with runs to diagnose

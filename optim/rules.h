@@ -36,7 +36,7 @@ struct OptimizerOptions {
 };
 
 // Scalars of an update, rounded once to the dtype of the computation.
-struct UpdateNumbers {
+struct UpdateScalars {
   double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
   double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
   double coupled = 0, keep = 1;          // weight_decay if coupled; 1 - lr weight_decay if decoupled
@@ -56,7 +56,7 @@ struct UpdateConstants {
         beta2(static_cast<W>(o.beta2)),
         rest2(static_cast<W>(1 - o.beta2)),
         eps(static_cast<W>(o.eps)) {}
-  constexpr UpdateConstants at(const UpdateNumbers& now) const {
+  constexpr UpdateConstants at(const UpdateScalars& now) const {
     UpdateConstants c = *this;
     c.lr = static_cast<W>(now.lr);
     c.grad_scale = static_cast<W>(now.grad_scale);
@@ -204,8 +204,8 @@ struct UnitUpdate {
 namespace cuda {
 // Launches one kernel per unit, or per 64 of its slots, on the stream of the gradients' arena. State may be in pinned
 // host memory. The kernel reads its scalars from `on_gpu` at run time, or uses `now` if that is null.
-void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateNumbers& now,
-            const UpdateNumbers* on_gpu);
+void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateScalars& now,
+            const UpdateScalars* on_gpu);
 
 template <class T>
 T* reached_data(const Tensor& t) {

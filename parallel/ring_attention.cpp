@@ -115,7 +115,7 @@ struct RingAttended {
     return {token_slice(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
   // Memory for a tile's result: `out` and `lse` each in their final place if that is free and needs no conversion.
-  AttentionResult room(const Ring& ring, const Tile& tile) const {
+  AttentionResult destination(const Ring& ring, const Tile& tile) const {
     AttentionResult to = of(tile.queries);
     if (!tile.first_of_queries || to.out.dtype() != ring.tile_dtype)
       to.out = to.out.make(to.out.shape(), ring.tile_dtype, Category::workspace);
@@ -123,10 +123,10 @@ struct RingAttended {
       to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
     return to;
   }
-  void begin(const Tile& tile, const AttentionResult& room) const {
+  void begin(const Tile& tile, const AttentionResult& destination) const {
     AttentionResult place = of(tile.queries);
-    if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
-    if (place.lse.address() != room.lse.address()) place.lse.copy_from(room.lse);
+    if (place.out.address() != destination.out.address()) place.out.copy_from(destination.out);
+    if (place.lse.address() != destination.lse.address()) place.lse.copy_from(destination.lse);
   }
 };
 
@@ -138,13 +138,13 @@ AttentionResult forward(const Ring& ring, const Tensor& packed) {
     const bool last = hop + 1 == ring.ranks();
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
     for (const Tile& tile : ring.tiles(hop)) {
-      const AttentionResult room = sum.room(ring, tile);
+      const AttentionResult destination = sum.destination(ring, tile);
       attention_into(token_slice(q, tile.queries), token_slice(ring.keys(kv), tile.keys),
-                     token_slice(ring.values(kv), tile.keys), tile.options, room);
+                     token_slice(ring.values(kv), tile.keys), tile.options, destination);
       if (tile.first_of_queries)
-        sum.begin(tile, room);
+        sum.begin(tile, destination);
       else
-        merge_attention(sum.of(tile.queries), room);
+        merge_attention(sum.of(tile.queries), destination);
     }
     if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);
   }

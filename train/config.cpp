@@ -112,7 +112,7 @@ ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
                                           config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
-  config.whole_updates = find_row(s.optim.optimizer).updates_matrices;
+  config.full_matrix_updates = find_row(s.optim.optimizer).updates_matrices;
   return config;
 }
 

@@ -65,10 +65,10 @@ std::vector<ShardSizes> parameter_sizes(const TrainConfig& job, const PlanSizes&
     int64_t replicated = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
       unit.parameters.push_back(slot.size);
-      if (units[u].matrices) unit.matrices.push_back(slot.parameter->whole);
+      if (units[u].matrices) unit.matrices.push_back(slot.parameter->full_shape);
       const ShardSpec& shard = slot.parameter->shard;
       if (shard.is_replicated()) ++replicated;
-      const bool matrix = !shard.is_replicated() && slot.parameter->whole.ndim() == 2 && !units[u].is_expert();
+      const bool matrix = !shard.is_replicated() && slot.parameter->full_shape.ndim() == 2 && !units[u].is_expert();
       if (matrix && !adapters && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? sizes.columns : sizes.rows);
     }
     if (adapters) count_adapters(sizes, *units[u].module);
@@ -189,7 +189,7 @@ class Sent {
   // Float64 reductions (e.g. a norm), always by the direct algorithm. If the algorithm of tp or cp reductions
   // has a different busiest rank, the busiest rank of the axis is unknown.
   void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
-    const int64_t max_bytes = in_pieces(n, bytes, 8);
+    const int64_t max_bytes = in_chunks(n, bytes, 8);
     const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != max_bytes && bytes / 8 % n > 0;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls,
         other ? std::nullopt : std::optional(max_bytes * calls));
@@ -219,9 +219,9 @@ class Sent {
     if (algorithm_ == Algorithm::root) return (n - 1) * bytes;
     if (algorithm_ == Algorithm::tree) return std::bit_width(static_cast<uint64_t>(n - 1)) * bytes;
     if (algorithm_ == Algorithm::ring && n > 2 && bytes / element % n > 0) return {};
-    return in_pieces(n, bytes, element);
+    return in_chunks(n, bytes, element);
   }
-  static int64_t in_pieces(int64_t n, int64_t bytes, int64_t element) {
+  static int64_t in_chunks(int64_t n, int64_t bytes, int64_t element) {
     return bytes + (n - 2) * ((bytes / element + n - 1) / n * element);
   }
   bool by_tree() const { return algorithm_ == Algorithm::tree; }

@@ -165,7 +165,7 @@ Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value
     const std::unique_ptr<LanguageModel> model = make(sized);
     Counted out;
     for (const Parameter* p : model->parameters()) {
-      const auto elements = static_cast<double>(p->whole.numel());
+      const auto elements = static_cast<double>(p->full_shape.numel());
       out.parameters += elements;
       out.values += p->packed ? static_cast<double>(p->stored_here()) : elements * static_cast<double>(value);
       out.trained += p->trainable ? elements : 0;

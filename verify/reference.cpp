@@ -378,7 +378,7 @@ void Reference::adopt(const std::vector<NamedTensor>& gradients) {
   size_t at = 0;
   for (const FlatUnit& u : trained())
     for (const Slot& slot : u.slots)
-      u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).copy_from(gradients.at(at++).tensor);
+      u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape).copy_from(gradients.at(at++).tensor);
 }
 
 }  // namespace tessera

@@ -24,7 +24,8 @@ std::vector<NamedTensor> compute_gradients(Reference& run) {
   std::vector<NamedTensor> out;
   for (const FlatUnit& unit : run.trained())
     for (const Slot& slot : unit.slots)
-      out.push_back({slot.parameter->name, unit.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole)});
+      out.push_back(
+          {slot.parameter->name, unit.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape)});
   return out;
 }
 

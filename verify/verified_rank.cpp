@@ -143,8 +143,8 @@ class VerifiedRank {
     const SumOrder order = order_of_sums(trainer_);
     hooks_.made(trainer_);
     if (replays_routing(job_)) keep_passes(trainer_.model());
-    owners_of_gradients_ = aside(whole_owners(trainer_, true));
-    owners_of_values_ = aside(whole_owners(trainer_, false));
+    owners_of_gradients_ = aside(full_matrix_state(trainer_, true));
+    owners_of_values_ = aside(full_matrix_state(trainer_, false));
     if (world.rank() != 0) return;
     oracle_ = std::make_unique<Replicas>(job, sequences, order);
     comparison_ = std::make_unique<Comparison>(result);
@@ -171,15 +171,15 @@ class VerifiedRank {
     note_peaks();
     take_routing();
     OfCopies gradients, values, state;
-    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(trainer_, copy)));
+    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(full_gradients(trainer_, copy)));
     trainer_.arena()->reset_peaks();
     before = counts_now();
     hooks_.update(trainer_, report);
     count_since(before);
     note_peaks();
     for (int copy = 0; copy < trained_copies(); ++copy) {
-      values.push_back(whole_values(trainer_, copy));
-      state.push_back(whole_state(trainer_, copy));
+      values.push_back(full_values(trainer_, copy));
+      state.push_back(full_state(trainer_, copy));
     }
     const std::vector<double> of_copies = norms(report);
     if (oracle_) compare(report, of_copies, gradients, values, state);
@@ -247,7 +247,7 @@ class VerifiedRank {
     if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
     note_copies(cause);
     for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
-      const std::vector<NamedTensor> values = whole_values(trainer_, copy), state = whole_state(trainer_, copy);
+      const std::vector<NamedTensor> values = full_values(trainer_, copy), state = full_state(trainer_, copy);
       if (oracle_) compare_kept(trainer_.steps_done(), values, state, copy);
     }
   }
@@ -438,8 +438,8 @@ class VerifiedRank {
 
 }  // namespace
 
-void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
-                       const VerifyHooks& hooks, VerifyResult& result) {
+void run_with_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+                     VerifyResult& result) {
   VerifiedRank(job, world, sequences, hooks, result).run();
 }
 

@@ -202,7 +202,7 @@ VerifyResult verify(const TrainConfig& given, const VerifyHooks& hooks) {
   }
   describe_run(result.seen, s, result.exact);
   run(l, result, hooks, [&](Communicator& world) {
-    run_beside_oracle(s, world, sequences, hooks, result);
+    run_with_oracle(s, world, sequences, hooks, result);
     if (has_processes(s.plan)) result.known = world.rank() == 0;
   });
   if (!result.known) return result;

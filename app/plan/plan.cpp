@@ -155,13 +155,13 @@ std::string machine_text(const planner::Machine& m) {
 
 // Throws Error (usage) for a position outside the ranking.
 std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const planner::SearchResult& found,
-                                        const std::vector<int64_t>& numbers) {
-  for (const int64_t number : numbers)
+                                        const std::vector<int64_t>& positions) {
+  for (const int64_t number : positions)
     if (number > std::ssize(found.best))
       bad_usage("--measure: expected positions in the ranking, 1 to {}, got {}", found.best.size(), number);
   std::vector<MeasuredPlan> out;
   Progress progress(Progress::for_stderr(0, false));
-  for (const int64_t number : numbers) {
+  for (const int64_t number : positions) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
     const TrainConfig job = planner::own_job(make_case(q, c.layout)).value();
     check(job, true);

@@ -66,7 +66,7 @@ class Comparison {
     options(), steps(), bubbles(), communication(), sent(), memory(), losses();
   }
   std::vector<Row> rows = {};
-  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
+  nlohmann::ordered_json data = nlohmann::ordered_json::object();
 
  private:
   void begin(const std::string& name) { part_ = name; }
@@ -75,10 +75,10 @@ class Comparison {
   void row(const std::string& name, Unit unit, Get&& get) {
     const Maybe a = get(a_), b = get(b_);
     if (!a && !b) return;
-    if (!numbers.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
+    if (!data.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
     rows.push_back({{name, value_text(unit, a), value_text(unit, b), change(unit, a, b)}});
     const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nullptr; };
-    numbers[part_][name] = {value(a), value(b)};
+    data[part_][name] = {value(a), value(b)};
   }
 
   void options() {
@@ -95,9 +95,9 @@ class Comparison {
       const std::string a = value(a_.r, name), b = value(b_.r, name);
       if (a == b) continue;
       rows.push_back({{name, {a, trailing_text(a)}, {b, trailing_text(b)}, ""}});
-      numbers[part_][name] = {a, b};
+      data[part_][name] = {a, b};
     }
-    if (!numbers.contains(part_)) rows.push_back({{"none", "", "", ""}});
+    if (!data.contains(part_)) rows.push_back({{"none", "", "", ""}});
   }
 
   void steps() {
@@ -314,7 +314,7 @@ std::string compare_to_text(const Record& a, const Record& b, bool as_page) {
       {"loss", &with_losses}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
   for (const auto& [name, runs] : figures)
     if (!runs->empty()) parts.push_back(make_figure(name, *runs, kWidth));
-  return html_page(a.label + " and " + b.label + ", Tessera runs", parts, all.numbers.dump());
+  return html_page(a.label + " and " + b.label + ", Tessera runs", parts, all.data.dump());
 }
 
 Flights parse_flights(std::string_view file, const std::string& what) {
@@ -330,7 +330,7 @@ Flights parse_flights(std::string_view file, const std::string& what) {
   } catch (const Json::exception& e) {
     bad_input("{}: not a valid flight record: {}", what, e.what());
   } catch (const std::bad_optional_access&) {
-    bad_input("{}: not a valid flight record: expected whole numbers", what);
+    bad_input("{}: not a valid flight record: expected integers", what);
   }
   constexpr int64_t kMax = 1 << 16;
   for (const RankFlight& r : out.written)

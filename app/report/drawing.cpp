@@ -497,11 +497,11 @@ std::string as_svg_file(const Part& f) {
          figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
 }
 
-std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers) {
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values) {
   std::string main;
   for (const Part& p : parts) main += as_html(p, main.empty() ? 1 : 2);
   const std::string data =
-      numbers.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + numbers + "</script>\n";
+      values.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + values + "</script>\n";
   return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
          "<link rel=\"icon\" href=\"data:,\"/>\n<title>" +

@@ -156,7 +156,7 @@ std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
 // Only figures, with `caption` as alternative text.
 std::string as_svg_file(const Part& part);
-// Self-contained; `numbers` is embedded as JSON for programs.
-std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
+// Self-contained; `values` is embedded as JSON for programs.
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values = "");
 
 }  // namespace tessera::report

@@ -167,8 +167,8 @@ Picture loss_picture(const Records& runs, double width) {
         chart.first = std::min(chart.first, static_cast<double>(p.step));
         chart.last = std::max(chart.last, static_cast<double>(p.step));
       }
-  const double room = std::max(1e-3, (chart.high - chart.low) * 0.06);
-  chart.low -= room, chart.high += room;
+  const double margin = std::max(1e-3, (chart.high - chart.low) * 0.06);
+  chart.low -= margin, chart.high += margin;
   Picture out{.title = "", .width = width, .height = chart.height};
   out.body = chart.grid([](double tick) { return fmt::format("{:.4g}", tick); });
   const std::vector<double> steps = ticks(chart.first, chart.last, 10);

@@ -349,7 +349,7 @@ Picture layer_picture(const std::string& title, const std::vector<int64_t>& laye
 }
 
 // Pipeline results as JSON for programs; null if not meaningful.
-std::string numbers(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
+std::string data(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
   nlohmann::ordered_json bubble;
   if (p) {
     bubble["formula"] = p->formula ? nlohmann::ordered_json(*p->formula) : nullptr;
@@ -438,7 +438,7 @@ std::string make_report(const Record& r, bool as_page) {
   if (!r.experts.load.empty()) parts.push_back(experts_part(r, step));
   if (!as_page) parts.push_back(memory_part(r, step));
   if (!as_page) return as_text(parts);
-  return html_page(r.model.substr(0, r.model.find(':')) + ", Tessera run", parts, numbers(r, step, pipeline));
+  return html_page(r.model.substr(0, r.model.find(':')) + ", Tessera run", parts, data(r, step, pipeline));
 }
 
 }  // namespace tessera::report

@@ -41,7 +41,7 @@ class Value {
   bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
   int64_t count(int64_t max = int64_t{1} << 62) const {
     const std::optional<int64_t> n = natural(json_);
-    if (!n || *n > max) refuse(fmt::format("a whole number of at most {}", max));
+    if (!n || *n > max) refuse(fmt::format("an integer of at most {}", max));
     return *n;
   }
   double number() const {
@@ -384,10 +384,10 @@ Exposure rank_exposure(const Rank& rank, const StepSpan& step, const Arrivals& a
     if (!e.operation.empty()) events.push_back(&e);
   }
   std::ranges::sort(events, {}, &Event::begin);
-  std::map<std::string, size_t> numbers;
+  std::map<std::string, size_t> counts;
   for (const Event* e : events) {
     const std::string list = Arrivals::list_name(e->axis, *e) + (e->operation == "send" ? " sent" : "");
-    const size_t n = e->stage >= 0 ? 0 : numbers[list]++;
+    const size_t n = e->stage >= 0 ? 0 : counts[list]++;
     moving.push_back({e->begin, e->end});
     before_last.push_back({e->begin, std::min(e->end, arrivals.of(rank, *e, n))});
   }

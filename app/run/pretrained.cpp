@@ -53,7 +53,7 @@ ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
 // Converts to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    const SavedTensors::Whole& tensor = saved->at(name);
+    const SavedTensors::Stored& tensor = saved->at(name);
     const bool bytes = dtype == DType::uint8;  // a 4-bit weight
     if (bytes != (tensor.dtype == DType::uint8) || !(bytes || is_floating(tensor.dtype)) ||
         tensor.shape != std::vector<int64_t>(shape.begin(), shape.end()))
@@ -129,11 +129,11 @@ std::string model_hash(const Pretrained& base) {
   std::vector<float> values;
   const std::unique_ptr<LanguageModel> model = make_model(config);
   for (const Parameter* p : model->parameters()) {
-    const std::string about = fmt::format("{} {}\n", p->name, p->whole.str());
+    const std::string about = fmt::format("{} {}\n", p->name, p->full_shape.str());
     sum.add(std::as_bytes(std::span(about)));
-    const TensorReader read = base.tensors(p->name, DType::float32, p->whole);
-    for (int64_t at = 0; at < p->whole.numel(); at += kAtOnce) {
-      values.resize(static_cast<size_t>(std::min(kAtOnce, p->whole.numel() - at)));
+    const TensorReader read = base.tensors(p->name, DType::float32, p->full_shape);
+    for (int64_t at = 0; at < p->full_shape.numel(); at += kAtOnce) {
+      values.resize(static_cast<size_t>(std::min(kAtOnce, p->full_shape.numel() - at)));
       read(at, std::as_writable_bytes(std::span(values)));
       sum.add(std::as_bytes(std::span(values)));
     }
@@ -146,7 +146,7 @@ std::string model_hash(const Pretrained& base) {
 FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
-  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
+  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->full_shape);
   return
       [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
         const auto found = shapes.find(name);
@@ -202,11 +202,11 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   }
   if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
     Checkpoint found = open_checkpoint(from);
-    check_numbers(found);
+    check_finite(found);
     return found;
   }
   const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
-  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_finite)) return *found;
   bad_input("{}: no usable checkpoint: {}", from.string(),
             passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
 }

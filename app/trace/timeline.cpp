@@ -35,7 +35,7 @@ static auto fields(TraceEvent& e) {
 static auto fields(TraceStep& s) { return std::tie(s.step, s.begin, s.end); }
 static auto fields(TraceMemory& m) { return std::tie(m.time, m.live); }
 static auto fields(RankLog& l) {
-  return std::tie(l.host, l.origin, l.meeting, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
+  return std::tie(l.host, l.origin, l.clock_sync, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
 }
 template <class T>
 static auto to_json(Cbor& list, T value) -> decltype(void(fields(value))) {
@@ -328,7 +328,7 @@ RankLog describe_rank(const Arena& arena) {
 std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
   const ArenaPtr arena = make_arena();
   world.barrier();
-  own.meeting = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  own.clock_sync = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   if (world.rank() != 0) {
     send_bytes(world, Cbor::to_cbor(own), arena);
     return {};
@@ -341,7 +341,7 @@ std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
 
 Alignment align(const std::vector<RankLog>& logs) {
   std::map<std::string, double> ahead;  // offset of a host's clock from rank 0's
-  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.meeting - logs[0].meeting);
+  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.clock_sync - logs[0].clock_sync);
   ahead[logs[0].host] = 0;
   Alignment a;
   double first = std::numeric_limits<double>::infinity();

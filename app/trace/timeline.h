@@ -12,8 +12,8 @@ namespace tessera {
 
 struct RankLog {
   std::string host;
-  double origin = 0;   // start of the trace
-  double meeting = 0;  // final barrier
+  double origin = 0;      // start of the trace
+  double clock_sync = 0;  // final barrier
   std::vector<int> cores;
   int threads = 1;
   std::array<int64_t, kCategories> peaks = {};

@@ -108,7 +108,7 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    const GracefulStopScope in_hand;  // the first signal is forwarded to the program, whose end is awaited
+    const GracefulStopScope graceful_stop;  // the first signal is forwarded to the program, whose end is awaited
     for (int64_t number = 1;; ++number) {
       const Plan plan = plan_now();
       if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));

@@ -51,12 +51,12 @@ class Counting final : public Transport {
 struct Inputs {
   int ranks = 2;
   int64_t count = 1;
-  bool whole_numbers = true;
+  bool integers = true;
   uint64_t seed = 0;
 
   double at(int rank, int64_t i) const {
     const Philox random(seed + static_cast<uint64_t>(rank));
-    if (whole_numbers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
+    if (integers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
     return static_cast<float>(random.uniform(static_cast<uint64_t>(i)) - 0.5);
   }
   Range range(int r) const { return chunk_range(count, ranks, r); }
@@ -96,7 +96,8 @@ struct Inputs {
       Counting transport(world.transport());
       const int64_t counted =
           algorithm(transport, {.op = op, .count = count, .in = in.address(), .out = out.address()});
-      return Result{numbers(out), numbers(full), numbers(buffer), transport.sent, counted, transport.elsewhere};
+      return Result{to_doubles(out), to_doubles(full), to_doubles(buffer),
+                    transport.sent,  counted,          transport.elsewhere};
     };
     return by_ranks(ranks, rank);
   }
@@ -196,11 +197,11 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
 
 // Checks arrays of 1 to 1003 elements on 2, 3 and 5 ranks; integers first, whose sums are exact in any order.
 void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& graded) {
-  for (const bool whole_numbers : {true, false})
+  for (const bool integers : {true, false})
     for (const int n : {3, 2, 5})
       for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
         for (const Op op : ops) {
-          const Inputs in{n, count, whole_numbers, grading.seed()};
+          const Inputs in{n, count, integers, grading.seed()};
           const auto results = grading.ask(n, [&] { return in.run(op, graded.algorithm); });
           grading.check([&] { check(grading, in, op, graded, results); });
         }

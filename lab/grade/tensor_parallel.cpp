@@ -93,7 +93,7 @@ void check_case(Grading& grading, const Case& c, int n) {
     };
     const Var leaf(mine(x), true);
     const Var y = redistribute(scale(leaf, 1), world, c.from, c.to);
-    ProductSeen seen{.value = numbers(y.value()), .sent_forward = sent(world)};
+    ProductSeen seen{.value = to_doubles(y.value()), .sent_forward = sent(world)};
     backward(y, {.seed = mine(dy)});
     seen.sent_backward = sent(world) - seen.sent_forward;
     seen.gradient = gradient_values(leaf);
@@ -282,7 +282,7 @@ std::vector<VocabularySeen> solve(const VocabularyProblem& p) {
     const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true);
     const Loss loss = vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena),
                                                    kScale, world, p.vocab);
-    VocabularySeen seen{.loss = loss.loss_sum, .root = numbers(loss.mean.value()), .sent = sent(world)};
+    VocabularySeen seen{.loss = loss.loss_sum, .root = to_doubles(loss.mean.value()), .sent = sent(world)};
     backward(loss.mean);
     seen.gradient = gradient_values(logits);
     return seen;
@@ -308,13 +308,13 @@ void check_problem(Grading& grading, const VocabularyProblem& p, const std::vect
                   p.ranks, 1e-10);
     all_sent += seen.sent;
   }
-  const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
-  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
+  const int64_t row_bytes = 2 * (p.ranks - 1) * p.rows * 8;
+  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * row_bytes,
                "three all-reduces of one value per row, 3 x 2 (n - 1) x 8 N",
-               {{"two all-reduces; expected three", 2 * numbers_of_rows},
-                {"four all-reduces; expected three", 4 * numbers_of_rows},
+               {{"two all-reduces; expected three", 2 * row_bytes},
+                {"four all-reduces; expected three", 4 * row_bytes},
                 {"the logits are gathered: vocabulary parallelism must avoid this",
-                 3 * numbers_of_rows + (p.ranks - 1) * p.rows * p.vocab * 8}});
+                 3 * row_bytes + (p.ranks - 1) * p.rows * p.vocab * 8}});
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ std::vector<double> gradient_alone(const RingProblem& p) {
     for (int64_t t = 0; t < p.tokens; ++t) all.push_back(t);
     const Var qkv(packed(p, all, arena), true);
     backward_from_ones(packed_attention(qkv, {.query = 1, .key = 1}, p.options()));
-    return numbers(qkv.grad());
+    return to_doubles(qkv.grad());
   })[0];
 }
 
@@ -157,7 +157,7 @@ std::vector<RingSeen> attended(const RingProblem& p) {
     const Var y = ring_attention(qkv, {.query = 1, .key = 1}, p.options(), world, p.balance);
     const int64_t forward = sent(world);
     backward_from_ones(y);
-    return RingSeen{numbers(y.value()), numbers(qkv.grad()), forward};
+    return RingSeen{to_doubles(y.value()), to_doubles(qkv.grad()), forward};
   });
 }
 
@@ -257,14 +257,14 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   const Var x(sample(p, rank, "x", arena), true), y = layer(x);
   backward(y, {.seed = sample(p, rank, "dy", arena)});
   ExpertsSeen seen;
-  seen.out = numbers(y.value());
+  seen.out = to_doubles(y.value());
   seen.input_gradient = gradient_values(x);
   seen.rows = layer.take_load().rows;
   for (int64_t e = 0; e < p.here * p.ranks; ++e) {
     std::vector<double>& gradient = seen.expert_gradients.emplace_back();
     for (const Parameter* parameter : layer.parameters())
       if (parameter->name == fmt::format("experts.{}.up.weight", e) && parameter->var.grad().defined())
-        gradient = numbers(parameter->var.grad());
+        gradient = to_doubles(parameter->var.grad());
   }
   if (ep) seen.sent = sent(*ep);
   return seen;

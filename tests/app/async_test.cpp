@@ -114,27 +114,27 @@ class UnevenCheckpointTest : public AsyncResumeTest {
   UnevenCheckpointTest() {
     record("order.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 3}, {1, 2, 5}});
     expect_success(train_ + "--replay order.txt --out run");
-    whole_ = files("run/checkpoints/step-3");
+    uninterrupted_ = files("run/checkpoints/step-3");
     fs::remove_all(path("run/checkpoints/step-3"));
   }
   void record(const std::string& file, const std::vector<Push>& pushes) const {
     write_push_log(path(file), {.workers = 2, .staleness = 1, .steps = 3, .servers = {pushes}});
   }
   const std::string train_ = "train " + kSmall + "--save-every 1 --steps 3 --dp-mode ps-async --ranks 2 --staleness 1 ";
-  std::string whole_;
+  std::string uninterrupted_;
 };
 
 TEST_F(UnevenCheckpointTest, SavesPulledParameters) {
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
   expect_success("train --resume --out run --replay order.txt", "resuming after step 2\n");
-  EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
+  EXPECT_TRUE(files("run/checkpoints/step-3") == uninterrupted_);
 }
 
 TEST_F(UnevenCheckpointTest, ResumesWithoutReplayWithinStalenessBound) {
   expect_success("train --resume --out run --record on.txt", "resuming after step 2\n");
   const std::vector<Push> pushes = order("on.txt").servers[0];
   EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
-  EXPECT_FALSE(files("run/checkpoints/step-3") == whole_);  // worker 1 has pulled again
+  EXPECT_FALSE(files("run/checkpoints/step-3") == uninterrupted_);  // worker 1 has pulled again
   expect_success(train_ + "--replay on.txt --out again");
   EXPECT_TRUE(files("run/checkpoints/step-3") == files("again/checkpoints/step-3"));
 }

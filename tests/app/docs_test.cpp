@@ -327,7 +327,7 @@ TEST_F(DocsTest, PagesQuoteActualOutput) {
   const bool update = std::getenv("TESSERA_UPDATE_DOCS") != nullptr;
   size_t count = 0, number = 0;
   for (const fs::path& page : pages()) {
-    if (!test::is_drawn(number++, 3)) continue;
+    if (!test::is_selected(number++, 3)) continue;
     Lines text = to_lines(read_file(page));
     std::vector<Example> examples;
     ASSERT_NO_THROW(examples = find_examples(text)) << to_string(page);
@@ -428,8 +428,8 @@ TEST(Docs, CheckDetectsOutdatedOutputOfReports) {
   ASSERT_EQ(examples.size(), 2U);
   EXPECT_TRUE(!examples[0].shows() && examples[1].shows() && examples[1].is_report() && examples[1].begin == 8);
   const Lines page = {"```console", "$ ./tessera report runs/a --figure timeline --svg --out a.svg", "```", "text"};
-  const std::vector<Example> drawn = find_examples(page);
-  EXPECT_TRUE(drawn.size() == 1 && drawn[0].figure() == "a.svg" && !drawn[0].shows());
+  const std::vector<Example> random_page = find_examples(page);
+  EXPECT_TRUE(random_page.size() == 1 && random_page[0].figure() == "a.svg" && !random_page[0].shows());
   const auto structure = [](const std::string& part) { return count_elements("<svg>\n" + part + "</svg>"); };
   EXPECT_EQ(structure("<rect class=\"k-F\" x=\"1\"><title>0F0, forward, from 1 ms</title></rect>"),
             structure("<rect class=\"k-F\" x=\"2\"><title>0F0, forward, from 3.5 ms</title></rect>"));
@@ -487,7 +487,7 @@ TEST(FineTuningPage, QuotesActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif
-  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "takes a minute; TESSERA_DRAW selects every third run";
+  if (!test::is_selected(0, 3)) GTEST_SKIP() << "takes a minute; TESSERA_DRAW selects every third run";
   const fs::path source = TESSERA_SOURCE_DIR;
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-page-");
   fs::create_directory_symlink(source / "examples", folder.path() / "examples");

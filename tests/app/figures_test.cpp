@@ -55,10 +55,10 @@ TEST(RunMetrics, MedianRateExcludesFirstFiveSteps) {
 
 TEST(RunMetrics, FormatsNumbersBytesAndTimes) {
   using Args = std::pair<double, const char*>;
-  const Args numbers[] = {
+  const Args cases[] = {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
       {1234, "1.2K"}, {12345, "12.3K"}, {1.5e6, "1.50M"}, {2'345'678, "2.35M"}, {7'654'000'000, "7.65B"}};
-  for (const auto& [x, words] : numbers) EXPECT_EQ(format_si(x), words);
+  for (const auto& [x, words] : cases) EXPECT_EQ(format_si(x), words);
   const Args durations[] = {{4.4, "4 s"},        {59.4, "59 s"},         {59.5, "1 min 00 s"}, {61, "1 min 01 s"},
                             {185, "3 min 05 s"}, {3599.6, "1 h 00 min"}, {3720, "1 h 02 min"}, {7384, "2 h 03 min"}};
   for (const auto& [s, words] : durations) EXPECT_EQ(duration(s), words);

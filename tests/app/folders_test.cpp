@@ -167,7 +167,7 @@ TEST_F(InvalidInputTest, ReservationsRespectAddressSpaceLimits) {
 TEST_F(InvalidInputTest, RejectsIntegersAtTypeLimits) {
   for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
     fails(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
-          fmt::format("--{}: expected a whole number in [", option));
+          fmt::format("--{}: expected an integer in [", option));
 }
 
 TEST_F(InvalidInputTest, RejectsSlurmTasksWithoutPmi) {

@@ -117,8 +117,8 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, got 'gpu'; did you mean 'cuda'?");
   for (const char* line : {"evaluate", "generate"}) EXPECT_EQ(message(line), "FROM is required") << line;
   const std::tuple<const char*, const char*, Messages> values[] = {
-      {"train --layers", "a whole number in [1, 100000]", {"0", "-3", "2.5", "1000000000"}},
-      {"train --batch", "a whole number in [1, 1000000000]", {"99999999999999999999"}},
+      {"train --layers", "an integer in [1, 100000]", {"0", "-3", "2.5", "1000000000"}},
+      {"train --batch", "an integer in [1, 1000000000]", {"99999999999999999999"}},
       {"train --lr", "a number of at least 0", {"fast", "nan", "-1"}},
       {"train --lr", "a number in [0, 1e+300]", {"1e308"}},
       {"train --dropout", "a number in [0, 1)", {"1"}},
@@ -126,7 +126,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
       {"generate x --device", "cpu, cuda", {"metal"}},
       {"train --data", "a value", {""}},
       {"generate x --top-p", "a number in [1e-09, 1]", {"0"}},
-      {"data x --vocab", "a whole number in [256, 1000000000]", {"255"}},
+      {"data x --vocab", "an integer in [256, 1000000000]", {"255"}},
       {"describe --format", "json", {"text"}}};
   for (const auto& [line, expected, wrong] : values)
     for (const std::string& value : wrong)
@@ -316,9 +316,8 @@ TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
   };
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
   for (const std::string value : {"\"two\"", "2.0", "0"})
-    expect("layers = " + value + "\n",
-           "c.toml:1:1: layers: expected a whole number in [1, 100000], got '" + value + "'");
-  expect("seed = 9223372036854775808\n", "seed: expected a whole number of at least 0, got '9223372036854775808'");
+    expect("layers = " + value + "\n", "c.toml:1:1: layers: expected an integer in [1, 100000], got '" + value + "'");
+  expect("seed = 9223372036854775808\n", "seed: expected an integer of at least 0, got '9223372036854775808'");
   expect("lr = true\n", "lr: expected a number of at least 0, got 'true'");
   expect("no-save = \"true\"\n", "no-save: expected true or false, got '\"true\"'");
   expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, got '3'");
@@ -433,15 +432,15 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
 TEST(OptionErrors, PrintsAllCommandLineErrors) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
-                      "--layers: expected a whole number in [1, 100000], got '0'",
+                      "--layers: expected an integer in [1, 100000], got '0'",
                       "--dtype: expected fp32, bf16, fp64, got 'fp23'; did you mean 'fp32'?",
                       "--lr: expected a number of at least 0, got 'fast'"}));
   EXPECT_EQ(refused("generate x --top-p 0 --tokens x --tp 0"),
-            (Messages{"--tokens: expected a whole number in [1, 1000000000], got 'x'",
+            (Messages{"--tokens: expected an integer in [1, 1000000000], got 'x'",
                       "--top-p: expected a number in [1e-09, 1], got '0'",
-                      "--tp: expected a whole number in [1, 1024], got '0'"}));
+                      "--tp: expected an integer in [1, 1024], got '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
-            (Messages{"--vocab: expected a whole number in [256, 1000000000], got '1'",
+            (Messages{"--vocab: expected an integer in [256, 1000000000], got '1'",
                       "--out: expected a new directory, got ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
   EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, got none"});
@@ -492,7 +491,7 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
   EXPECT_EQ(r.status, 2);
   EXPECT_EQ(r.err,
             "tessera: --lr: expected a number of at least 0, got 'fast'\n"
-            "tessera: --layers: expected a whole number in [1, 100000], got '0'\n");
+            "tessera: --layers: expected an integer in [1, 100000], got '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
             "tessera: --microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6\n"

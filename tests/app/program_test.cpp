@@ -321,10 +321,10 @@ TEST_F(VerifyTextTest, OmitsBubbleWithoutPipelineStages) {
   EXPECT_TRUE(Json::parse(must(line + " --format json").out)["bubble"].is_null());
 }
 
-const std::string kOfDefects = kProof + "--layers 1 --dp 2 ";
+const std::string kWithFault = kProof + "--layers 1 --dp 2 ";
 
 TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
-  const std::string line = kOfDefects + "--defect missing-gradient-sum";
+  const std::string line = kWithFault + "--defect missing-gradient-sum";
   const Ran json = run(line + " --format json");
   EXPECT_EQ(json.status, 1) << json.err;
   const Json output = Json::parse(json.out);
@@ -345,33 +345,33 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
 }
 
 TEST_F(VerifyTextTest, MarksFailedRowsConcisely) {
-  const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
+  const std::string sums = run(kWithFault + "--defect missing-gradient-sum").out;
   EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
   const std::string broken =
       sums.substr(sums.find("checks failed"), sums.find("Likely cause") - sums.find("checks failed"));
   EXPECT_LE(std::ranges::count(broken, '\n'), 14) << broken;
   EXPECT_TRUE(std::regex_search(broken, std::regex("gradient 'tokens.weight' .*; and [0-9]+ more: "))) << broken;
   expect_lacks(broken, "all 1 times");
-  const std::string held = run(kOfDefects + "--defect kept-gradients").out;
+  const std::string held = run(kWithFault + "--defect kept-gradients").out;
   EXPECT_TRUE(std::regex_search(held, std::regex("\n  1 +[0-9]+ +![0-9]+ +[0-9]+ WRONG"))) << held;
-  const std::string three = std::regex_replace(kOfDefects, std::regex("--batch 4|--dp 2"), "") + "--batch 6 --dp 3 ";
+  const std::string three = std::regex_replace(kWithFault, std::regex("--batch 4|--dp 2"), "") + "--batch 6 --dp 3 ";
   expect_has(run(three + "--defect ring-order").out, ", within rounding error");
 }
 
 TEST_F(VerifyTextTest, RandomFaultIsReproducibleFromSeed) {
-  const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
+  const std::string once = run(kWithFault + "--defect random").out, again = run(kWithFault + "--defect random").out;
   const std::string words = "A random fault, reproducible with --seed ",
                     seed = once.substr(words.size(), once.find('.') - words.size());
   EXPECT_NE(once, again);
-  EXPECT_EQ(run(kOfDefects + "--defect random --seed " + seed).out, once);
+  EXPECT_EQ(run(kWithFault + "--defect random --seed " + seed).out, once);
 }
 
 TEST_F(VerifyTextTest, RejectsInapplicableFaults) {
-  fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum does not apply");
+  fails(kWithFault + "--defect missing-output-sum", 2, "--defect: missing-output-sum does not apply");
   expect_has(log(), "it requires --tp 2 (4 ranks)");
-  fails(kOfDefects + "--defect untied-copies", 2, "it requires --pp 2 and --layers 2 (4 ranks)");
-  fails(kOfDefects + "--defect nothing", 2, "expected random, list or a name printed by list, got 'nothing'");
-  fails(kOfDefects + "--hide", 2, "--hide");
+  fails(kWithFault + "--defect untied-copies", 2, "it requires --pp 2 and --layers 2 (4 ranks)");
+  fails(kWithFault + "--defect nothing", 2, "expected random, list or a name printed by list, got 'nothing'");
+  fails(kWithFault + "--hide", 2, "--hide");
   expect_has(run("verify --defect list").out, "stale-part");
   EXPECT_EQ(Json::parse(run("verify --defect list --format json").out).at(0).at("name"), "missing-gradient-sum");
 }

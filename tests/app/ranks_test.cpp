@@ -108,8 +108,8 @@ TEST_F(RanksTest, InvalidPlansReturnStatus2WithOneLineError) {
   expect_has(log(), "nearest valid value: 10 or 15");
   refused("--ranks 4 --microbatches 2", "nearest valid value: 8 or 16");
   refused("--ranks 13", "nearest valid value: 13");
-  refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], got '0'");
-  refused("--zero 4", "--zero: expected a whole number in [0, 3], got '4'");
+  refused("--ranks 0", "--ranks: expected an integer in [1, 1024], got '0'");
+  refused("--zero 4", "--zero: expected an integer in [0, 3], got '4'");
   refused("--servers 9",
           "--servers: requires --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
   refused("--dp-mode ps-sync --staleness 2",

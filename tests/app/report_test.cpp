@@ -89,7 +89,7 @@ TEST_F(ReportTest, EveryPlanRecordsCompleteTimeline) {
 }
 
 TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
-  const auto numbers = [&](const std::string& threads) {
+  const auto read_numbers = [&](const std::string& threads) {
     train_with_trace("--pp 2 --dp 1 --microbatches 4 --threads-per-rank " + threads);
     must("report run --out page.html");
     EXPECT_FALSE(fs::exists(path("run/report.html")));
@@ -98,7 +98,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
     return std::pair(Json::parse(html.substr(begin, html.find("</script>", begin) - begin)), html);
   };
   const size_t cores = describe_rank(*make_arena()).cores.size();
-  const auto [shared, html] = numbers(fmt::format("{}", cores));
+  const auto [shared, html] = read_numbers(fmt::format("{}", cores));
   EXPECT_NEAR(shared["bubble"]["formula"].get<double>(), 1.0 / 5, 1e-12);
   EXPECT_NEAR(shared["bubble"]["equal"].get<double>(), 1.0 / 5, 1e-9);
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
@@ -107,7 +107,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
   expect_lacks(html, "<h3>Measured, step");  // the text states that it is not shown
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
-  const Json alone = numbers("1").first;
+  const Json alone = read_numbers("1").first;
   const Json report = to_json("run/report.json");
   EXPECT_EQ(alone["bubble"]["measured"].is_null(), report["processors"]["shared"].get<bool>());
   EXPECT_EQ(report["processors"]["threads"], 2);
@@ -400,9 +400,9 @@ TEST(Panels, ReplayedPipelineFillsPanelWidthOnSharedCores) {
 
 // Components of reports: host clocks, cores of ranks, and the pipeline of a step.
 
-RankLog make_log(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
+RankLog make_log(const std::string& host, double origin, double clock_sync, const std::vector<int>& cores) {
   RankLog log;
-  log.host = host, log.origin = origin, log.meeting = meeting, log.cores = cores;
+  log.host = host, log.origin = origin, log.clock_sync = clock_sync, log.cores = cores;
   log.threads = 2, log.steps = {{1, 0.5, 1}};
   return log;
 }

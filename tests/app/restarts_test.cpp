@@ -209,9 +209,9 @@ TEST_F(RestartsTest, KilledLauncherLeavesNoRanks) {
 // Ranks with a rendezvous: a killed rank ends the others, and their launchers restart all of them together.
 TEST_F(RestartsTest, LaunchersRestartAllRendezvousRanks) {
   must("train " + kSettings + "--ranks 2 --out whole");
-  const std::string met =
+  const std::string rendezvous =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
-  const pid_t first = start("train " + met + "--rank 0"), second = start("train " + met + "--rank 1");
+  const pid_t first = start("train " + rendezvous + "--rank 0"), second = start("train " + rendezvous + "--rank 1");
   kill_at(40, child_process(second));
   EXPECT_EQ(test::wait_for_exit(first), 0) << log();
   EXPECT_EQ(test::wait_for_exit(second), 0) << log();

@@ -55,7 +55,7 @@ struct Problem {
 
 struct OpRow {
   std::string name;
-  std::function<Problem(Random&)> draw;
+  std::function<Problem(Random&)> sample;
 };
 
 inline double reference_activation(double x, Activation kind) {

@@ -162,7 +162,7 @@ def main():
         lines = Lines(o.program, home, without)
 
         def one(n):
-            line, folder = lines.draw(o.seed, n, o.mpi), os.path.join(home, str(n))
+            line, folder = lines.rng(o.seed, n, o.mpi), os.path.join(home, str(n))
             status, out, err, seen, took = run_line(lines, line, folder, o.mpi, o.limit)
             shutil.rmtree(folder, onerror=lambda *_: None)
             return n, line, status, out, err, seen + complaints(line, status, out, err, o.mpi), took

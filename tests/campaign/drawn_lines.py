@@ -87,8 +87,8 @@ class Lines:
         for words in ([*train, "run"], [*train, "traced", "--trace"], ["data", "text.txt", "--out", "tokens"],
                       ["data", "text.txt", "--tokenizer", "bpe", "--vocab", "300", "--out", "tokenizer"]):
             subprocess.run([self.program, *words], cwd=t, check=True, capture_output=True, env=self.environment(t))
-        for whole, copy in (("run", "broken-run"), ("run", "torn-run"), ("tokenizer", "bad-tokenizer")):
-            shutil.copytree(os.path.join(t, whole), os.path.join(t, copy))
+        for source, copy in (("run", "broken-run"), ("run", "torn-run"), ("tokenizer", "bad-tokenizer")):
+            shutil.copytree(os.path.join(t, source), os.path.join(t, copy))
         os.makedirs(os.path.join(t, "no-run", "checkpoints"))
         for path, keep in (("torn-run/checkpoints/step-2/model.safetensors", 100), ("bad-tokenizer/vocab.json", 30),
                            ("broken-run/checkpoints/step-2/manifest.json", 40), ("broken-run/config.toml", 50)):
@@ -170,7 +170,7 @@ class Lines:
             words.insert(dice.randrange(len(words) + 1), stray)
         return words
 
-    def drawn_config(self, dice, classes):
+    def random_config(self, dice, classes):
         lines = []
         for _ in range(dice.randrange(5)):
             name = dice.choice(sorted(self.options["train"]))
@@ -180,7 +180,7 @@ class Lines:
             lines.append(dice.choice([name + " = ", name + "=", name + " = ", name + " ", "[" + name + "] "]) + quoted)
         return "\n".join(lines)
 
-    def draw(self, seed, n, mpi):
+    def rng(self, seed, n, mpi):
         """A line: arguments, environment, preceding shell commands, time and number of a signal, the file drawn.toml."""
         for again in range(1000):
             dice, classes = random.Random(f"{seed}:{n}:{again}:{mpi}"), set()
@@ -189,7 +189,7 @@ class Lines:
             words = self.words(dice, command, classes)
             if mpi:
                 words = [w for before, w in zip([""] + words, words) if "--ranks" not in (before, w)]  # set by mpirun
-            config = self.drawn_config(dice, classes)
+            config = self.random_config(dice, classes)
             changes, before, strike = {}, "", None
             for _ in range(dice.choice([0, 0, 0, 1, 2])):
                 name, value = dice.choice(VARIABLES)
@@ -211,4 +211,4 @@ class Lines:
                 words += [":", *self.words(dice, command, classes)]
             if not classes & self.without:
                 return words, changes, before, strike, config
-        sys.exit("command_lines: nothing can be drawn without all that is left out")
+        sys.exit("command_lines: every command is excluded")

@@ -258,10 +258,10 @@ def main():
             fail = {"file": faults.file, "large": faults.large}.get(kind, faults.call)
             return (what, *fail(what, random.Random(f"{o.seed} {what}"), *(every[int(n)] if kind == "every" else ())))
 
-        drawn = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
+        cases = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
         bounded = shutil.which("prlimit") and faults.run("--version", home, before=["prlimit", f"--as={500 << 20}"])[1] == 0
-        drawn += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more address space
-        for what, told, seen in pool.map(one, [o.only] if o.only else drawn):
+        cases += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more address space
+        for what, told, seen in pool.map(one, [o.only] if o.only else cases):
             ends[what.split(":")[0]] += 1
             bad += bool(seen)
             if seen or o.only:

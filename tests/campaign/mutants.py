@@ -119,7 +119,7 @@ class Campaign:
                     self.lines.append((f, number, at, at + len(line) + 1))
                 at += len(line) + 1
 
-    def draw(self, n):
+    def rng(self, n):
         """Infinite candidates of the n-th mutant: (file, line, kind, begin, end, instead)."""
         dice = random.Random(f"{self.seed}:{n}")
         while True:
@@ -202,7 +202,7 @@ class Campaign:
 
     def mutant(self, n, show=False):
         tried = {"no_build": 0, "same_code": 0}
-        for file, number, kind, begin, end, instead in self.draw(n):
+        for file, number, kind, begin, end, instead in self.rng(n):
             path, text = Path(self.tree, file), self.text[file]
             objects = self.objects[file]
             if self.ninja(objects) != 0:
@@ -240,7 +240,7 @@ def main():
     campaign = Campaign(os.path.abspath(o.tree), o.seed)
     if o.list:
         for n in range(o.count):
-            f, number, kind, begin, end, instead = next(campaign.draw(n))
+            f, number, kind, begin, end, instead = next(campaign.rng(n))
             print(f"{n} {f}:{number} {kind}: {' '.join(campaign.text[f][begin:end].split())} -> {' '.join(instead.split())}")
         print(f"{len(campaign.lines)} lines of {len(campaign.files)} files; left out: {' '.join(campaign.left_out)}")
         return

@@ -45,7 +45,7 @@ namespace {
 
 constexpr size_t kStack = 256 * 1024;
 constexpr unsigned kMaxThreads = 1024, kLanes = 32;
-constexpr uint64_t kMaxShared = 227 * 1024, kSharedRoom = kMaxShared + 1024;
+constexpr uint64_t kMaxShared = 227 * 1024, kSharedBytes = kMaxShared + 1024;
 
 enum class State : uint8_t { ready, at_block, at_warp, ended };
 
@@ -73,7 +73,7 @@ struct Warp {
 class Block {
  public:
   Block() : fibers_(kMaxThreads), warps_(kMaxThreads / kLanes) {
-    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, kSharedRoom));
+    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, kSharedBytes));
   }
   ~Block() {
     for (Fiber& f : fibers_)
@@ -81,7 +81,7 @@ class Block {
         forget(f.known);
         munmap(f.stack, kStack);
       }
-    allow(shared_, kSharedRoom);
+    allow(shared_, kSharedBytes);
     std::free(shared_);
   }
 
@@ -101,7 +101,7 @@ class Block {
         if (fibers_[t].state != State::ready) continue;
         current_ = t;
         enter(t);
-        go_on(fibers_[t]);
+        resume(fibers_[t]);
         moved_ = true;
       }
       if (!moved_) fail("threads wait for each other at different barriers");
@@ -113,7 +113,7 @@ class Block {
   void give_shared(uint64_t bytes) {
     allow(shared_, bytes);
     std::memset(shared_, 0xff, bytes);
-    forbid(shared_ + bytes, kSharedRoom - bytes);
+    forbid(shared_ + bytes, kSharedBytes - bytes);
   }
 
   unsigned current() const { return current_; }
@@ -178,7 +178,7 @@ class Block {
  private:
   void prepare(Fiber& f);
 
-  void go_on(Fiber& f) {
+  void resume(Fiber& f) {
     leave_for(&kept_, f.stack, kStack);
     switch_fiber(f.known);
     tessera_switch_stack(&top_, f.top);

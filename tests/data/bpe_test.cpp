@@ -298,8 +298,8 @@ TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
   exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_patterns.py", bytes ? bytes : "300000");
   const std::string text = read_file(exchange.path("text.txt"));
   std::istringstream times(read_file(exchange.path("milliseconds.txt")));
-  int met = 0;
-  for (std::string name, theirs; times >> name >> theirs; ++met) {
+  int found = 0;
+  for (std::string name, theirs; times >> name >> theirs; ++found) {
     SCOPED_TRACE(name);
     const auto tokenizer = Tokenizer::open_folder(exchange.path(name));
     const auto began = std::chrono::steady_clock::now();
@@ -317,7 +317,7 @@ TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
     EXPECT_TRUE(decoded == theirs_decoded)
         << "'" << decoded.substr(at, 40) << "', the library '" << theirs_decoded.substr(at, 40) << "'";
   }
-  EXPECT_EQ(met, 14);
+  EXPECT_EQ(found, 14);
 }
 
 }  // namespace

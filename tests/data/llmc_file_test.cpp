@@ -188,17 +188,17 @@ TEST_F(ShardsTest, MergesSeveralSources) {
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += "{\"text\": \"document\"}\n";
   const std::vector<std::string> sources{file("one.txt", text).string(), more, file("d.jsonl", lines).string()};
-  const Dataset whole = make_dataset_from(sources, {"bytes"}, path("whole")),
+  const Dataset full = make_dataset_from(sources, {"bytes"}, path("whole")),
                 cut = make_dataset_from(sources, {"bytes"}, path("cut"), 100);
-  ASSERT_EQ(whole.train.size(), 1U);
-  EXPECT_EQ(whole.train_tokens(), 270 + 180 + 18 * 10);
-  EXPECT_EQ(whole.val_tokens(), 30 + 20 + 2 * 10);
+  ASSERT_EQ(full.train.size(), 1U);
+  EXPECT_EQ(full.train_tokens(), 270 + 180 + 18 * 10);
+  EXPECT_EQ(full.val_tokens(), 30 + 20 + 2 * 10);
   ASSERT_EQ(cut.train.size(), 6U);
-  EXPECT_EQ(cut.train_tokens(), whole.train_tokens());
-  EXPECT_EQ(cut.val.checksum(), whole.val.checksum());
+  EXPECT_EQ(cut.train_tokens(), full.train_tokens());
+  EXPECT_EQ(cut.val.checksum(), full.val.checksum());
   int64_t at = 0;
   for (const TokenFile& f : cut.train)
-    for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
+    for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], full.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
   // A tokenizer is trained on all sources.
   EXPECT_EQ(make_dataset_from(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");

@@ -104,11 +104,11 @@ TEST_F(SafetensorsTest, ErrorsNameMalformedFiles) {
 
 // A randomly corrupted file is either rejected with an InputError or consistent; nothing outside it is read.
 TEST_F(SafetensorsTest, RandomCorruptionIsRejectedOrConsistent) {
-  const std::string whole = read_file(sample());
+  const std::string full = read_file(sample());
   const Philox random(4);
   int refused = 0;
   for (uint64_t i = 0; i < 4000; ++i) {
-    std::string bytes = whole;
+    std::string bytes = full;
     const uint64_t changes = 1 + random.below(3, 10 * i);
     for (uint64_t c = 0; c < changes; ++c) {
       const size_t at = random.below(bytes.size(), 10 * i + 2 * c + 1);

@@ -147,9 +147,9 @@ std::string streamed(std::string_view bytes, StreamDecoder::Broken broken = Stre
 
 TEST(StreamDecoder, EmitsOnlyCompleteCharacters) {
   const std::string text = test::mixed_text().substr(0, 6000);
-  const std::string whole = text.substr(0, std::min(find_invalid_utf8(text), text.size()));
-  ASSERT_GT(whole.size(), 5000U);
-  EXPECT_EQ(streamed(whole), whole);
+  const std::string full = text.substr(0, std::min(find_invalid_utf8(text), text.size()));
+  ASSERT_GT(full.size(), 5000U);
+  EXPECT_EQ(streamed(full), full);
 }
 
 TEST(StreamDecoder, EmitsCharactersWithoutDelay) {

@@ -142,7 +142,7 @@ TEST(HubConfig, IgnoresUnusedKeys) {
 
 // The defaults of LlamaConfig() etc. in transformers 5.0 (src/transformers/models/*/configuration_*.py).
 TEST(HubConfig, DefaultsMatchTransformers) {
-  const std::map<std::string, std::string> usual = {
+  const std::map<std::string, std::string> defaults = {
       {"gpt2",
        "gpt2 12 layers, 12/12 heads of 64, 768 channels, 3072 hidden, context 1024, vocab 50257, eps 1e-05, tied"},
       {"llama",
@@ -163,7 +163,7 @@ TEST(HubConfig, DefaultsMatchTransformers) {
       {"qwen3_moe",
        "llama 24 layers, 32/4 heads of 64, 2048 channels, 768 hidden, context 32768, vocab 151936, eps 1e-06, "
        "theta 10000, normed, experts 128/8"}};
-  for (const auto& [type, words] : usual) EXPECT_EQ(in_words(parsed(Json{{"model_type", type}}.dump())), words);
+  for (const auto& [type, words] : defaults) EXPECT_EQ(in_words(parsed(Json{{"model_type", type}}.dump())), words);
   // null differs from a missing key.
   const auto type = [](const char* name) { return Json{{"model_type", name}}; };
   EXPECT_EQ(parsed(with(type("mistral"), "num_key_value_heads", nullptr).dump()).config.key_heads(), 32);

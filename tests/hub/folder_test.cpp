@@ -314,14 +314,15 @@ TEST_F(LlmcModelTest, ReadsTensorsDescribedByHeader) {
                 (version == 5 ? ours.to(DType::bfloat16).to(DType::float32) : ours).to_vector<float>());
     }
   }
-  const std::string whole = written(*model, 3);
+  const std::string complete = written(*model, 3);
   const auto refused = [&](const std::string& bytes, const std::string& words) {
     expect_error(Status::input, {"model.bin: ", words}, [&] { LlmcModel(file("model.bin", bytes)); });
   };
-  refused(whole.substr(0, 1000), "1000 bytes; expected a header of 1024");
-  refused(whole + "x", fmt::format("{} bytes; expected {} according to its header", whole.size() + 1, whole.size()));
+  refused(complete.substr(0, 1000), "1000 bytes; expected a header of 1024");
+  refused(complete + "x",
+          fmt::format("{} bytes; expected {} according to its header", complete.size() + 1, complete.size()));
   const auto with = [&](size_t at, int32_t value) {
-    std::string bytes = whole;
+    std::string bytes = complete;
     bytes.replace(4 * at, 4, reinterpret_cast<const char*>(&value), 4);
     return bytes;
   };

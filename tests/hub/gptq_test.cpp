@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 // The codes and scales that AutoGPTQ 0.3.1 packed (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
-Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
+Int4Matrix arange(int64_t rows, int64_t columns, int64_t group) {
   Int4Matrix m(rows, columns, group);
   for (int64_t o = 0; o < rows; ++o) {
     for (int64_t i = 0; i < columns; ++i) m.set_code(o, i, static_cast<int>((5 * o + 3 * i + o * i / 7) % 16));
@@ -33,7 +33,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
 }
 
 TEST(GptqFormat, PackedBitsMatchAutoGptq) {
-  const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
+  const GptqTensors t = pack_gptq(arange(32, 64, 32), 0, 32);
   ASSERT_EQ(t.qweight.size(), 8u * 32);
   // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, with 16 subtracted from the last two.
   for (const auto& [i, o, bits] : std::initializer_list<std::tuple<size_t, size_t, uint32_t>>{
@@ -48,16 +48,16 @@ TEST(GptqFormat, PackedBitsMatchAutoGptq) {
   EXPECT_EQ(wide(t.scales[32 + 5]), 8.0F / 64);  // (group 1, row 5)
   EXPECT_EQ(t.g_idx[31], 0);
   EXPECT_EQ(t.g_idx[32], 1);
-  const std::vector<TensorBytes> listed = listed_gptq(t, "l", counted(32, 64, 32), 32);
+  const std::vector<TensorBytes> listed = listed_gptq(t, "l", arange(32, 64, 32), 32);
   EXPECT_EQ(listed[1].name, "l.qweight");
   EXPECT_EQ(listed[1].shape, (std::vector<int64_t>{8, 32}));
   EXPECT_TRUE(listed[3].is_half);
-  EXPECT_THROW((void)pack_gptq(counted(12, 64, 32), 0, 12), Error);
+  EXPECT_THROW((void)pack_gptq(arange(12, 64, 32), 0, 12), Error);
 }
 
 TEST(GptqFormat, RoundTrips) {
   for (const auto& [rows, columns, group] : {std::array<int64_t, 3>{32, 64, 32}, {8, 24, 16}, {16, 8, 8}}) {
-    const Int4Matrix m = counted(rows, columns, group);
+    const Int4Matrix m = arange(rows, columns, group);
     const GptqTensors t = pack_gptq(m, 0, rows);
     const std::vector<TensorBytes> listed = listed_gptq(t, "l", m, rows);
     for (const bool ordered : {true, false}) {
@@ -133,8 +133,8 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
           std::vector<float> expected = p->var.value().to_vector<float>();
           const auto codes = weights.codes.find(p->name);
           if (codes != weights.codes.end()) codes->second.decode(0, expected);
-          const int64_t half = p->whole.numel() / 2 - 3;  // not at the start of a row
-          EXPECT_EQ(floats(folder.tensors(), p->name, p->whole, half), expected) << p->name;
+          const int64_t half = p->full_shape.numel() / 2 - 3;  // not at the start of a row
+          EXPECT_EQ(floats(folder.tensors(), p->name, p->full_shape, half), expected) << p->name;
           const auto again = folder.codes(p->name);
           ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
           EXPECT_TRUE(!again || again->codes == codes->second.codes) << p->name;
@@ -152,7 +152,7 @@ TEST_F(GptqFolderTest, AcceptsKeysOfEveryLibrary) {
     EXPECT_TRUE(folder.notes().empty()) << folder.notes()[0];
     double out = 0;
     for (const Parameter* p : model_->parameters())
-      for (const float v : floats(folder.tensors(), p->name, p->whole)) out += std::abs(static_cast<double>(v));
+      for (const float v : floats(folder.tensors(), p->name, p->full_shape)) out += std::abs(static_cast<double>(v));
     return out;
   };
   const double expected = sum();

@@ -112,12 +112,12 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   const Adapted read = folder.apply_to(base, source);
   EXPECT_EQ(read.config.lora.targets, config.lora.targets);
   const auto again = load_model(read.config, read.tensors);
-  const auto whole = load_model(base, merged(config, source));
+  const auto merged_model = load_model(base, merged(config, source));
   const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, make_arena());
   const NoGrad no_grad;
   const double loss = model->loss(ids, ids, 1).loss_sum;
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
-  EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
+  EXPECT_NEAR(merged_model->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
   expect_error(Status::input, {"no adaptable layer 'w1'; expected one or more of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).apply_to(base, source); });

@@ -74,8 +74,8 @@ struct Submission {
 
 bool is_wanted(size_t number, const std::string& exercise) {
   if (const char* only = std::getenv("TESSERA_LAB")) return std::string(only) == "all" || exercise == only;
-  const char* draw = std::getenv("TESSERA_DRAW");
-  return (number + (draw ? std::stoull(draw) : 0)) % 6 == 0;
+  const char* offset = std::getenv("TESSERA_DRAW");
+  return (number + (offset ? std::stoull(offset) : 0)) % 6 == 0;
 }
 
 std::vector<Submission> submissions() {
@@ -169,8 +169,8 @@ TEST(Lab, GradesCopiedCodeWithNote) {
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
-  std::vector<double> numbers;
-  auto fields() { return std::tie(parameter, range, numbers); }
+  std::vector<double> elements;
+  auto fields() { return std::tie(parameter, range, elements); }
 };
 struct Observed {
   std::vector<std::vector<TensorSlice>> gradients;
@@ -214,8 +214,8 @@ TEST(Lab, EachFailedCheckScoresExactPoints) {
   const auto sent = [](Op op, int64_t bytes) {
     return compute_change<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
   };
-  const Change gradient = compute_change<Ranks>([](Ranks& all) { all[0].gradients[1][0].numbers[0] += 1; });
-  const Change value = compute_change<Ranks>([](Ranks& all) { all[1].values[0].numbers[0] += 1; });
+  const Change gradient = compute_change<Ranks>([](Ranks& all) { all[0].gradients[1][0].elements[0] += 1; });
+  const Change value = compute_change<Ranks>([](Ranks& all) { all[1].values[0].elements[0] += 1; });
   const Change calls = compute_change<Ranks>([](Ranks& all) { all[0].counts[0].calls += std::ssize(all); });
   const Change early = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[0] - 1; });
   const Change late = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[1] + 1; });

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Fake {
-  std::string name, broke, exercise, text;  // exercise: empty for all; text: full file, unless empty
+  std::string name, bound, exercise, text;  // exercise: empty for all; text: full file, unless empty
   std::vector<std::string> bodies;
   Texts changes;
 };
@@ -98,12 +98,12 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
   if (text.ends_with("// NOTES\n")) fs::create_directory(notes.parent_path()), fs::create_symlink("/dev/null", notes);
   const int held = ::open(kept.c_str(), O_WRONLY | O_CLOEXEC);  // a descriptor that the sandbox must not inherit
   const fs::perms before = fs::status(kept).permissions();
-  const Verdict verdict = check(e, folder.path(), fake.broke == "time" ? 3 : kGradingSeconds);
+  const Verdict verdict = check(e, folder.path(), fake.bound == "time" ? 3 : kGradingSeconds);
   ::close(held);
-  const std::string broke = fake.broke == "any" ? "" : fmt::format("  failed {}\n", fake.broke);
-  const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, broke);
+  const std::string bound = fake.bound == "any" ? "" : fmt::format("  failed {}\n", fake.bound);
+  const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, bound);
   const bool noted = verdict.solved && verdict.notes.size() == 1 && verdict.notes[0].starts_with("includes ");
-  const bool sound = fake.broke == "noted"
+  const bool sound = fake.bound == "noted"
                          ? noted
                          : !verdict.solved && (verdict.kept == 0 || !fake.exercise.empty()) &&
                                verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
@@ -120,8 +120,8 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
 
 TEST(FakeSubmissions, AreRejected) {
   std::vector<std::pair<const Exercise*, const Fake*>> all;
-  const char *only = std::getenv("TESSERA_FAKES"), *draw = std::getenv("TESSERA_DRAW");
-  size_t number = draw ? std::stoull(draw) : 0;
+  const char *only = std::getenv("TESSERA_FAKES"), *offset = std::getenv("TESSERA_DRAW");
+  size_t number = offset ? std::stoull(offset) : 0;
   const std::vector<Fake> every = fakes();
   for (const Exercise& e : exercises()) {
     size_t of_this = 0;

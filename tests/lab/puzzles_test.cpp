@@ -109,8 +109,8 @@ TEST(Puzzles, EverySeedHasASolution) {
     std::set<std::string> tasks;
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
       const Task task = p.task(seed);
-      if (!tasks.insert(task.numbers + task.begun).second) continue;
-      EXPECT_EQ(broken_bound(task, solution(p, task)), "") << p.name << ", seed " << seed << "\n" << task.numbers;
+      if (!tasks.insert(task.instance + task.begun).second) continue;
+      EXPECT_EQ(broken_bound(task, solution(p, task)), "") << p.name << ", seed " << seed << "\n" << task.instance;
     }
     EXPECT_GE(tasks.size(), 20U) << p.name;
   }
@@ -140,7 +140,7 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
       const Task task = p.task(seed);
       std::vector<std::string> printed;
       int ranks = 0, microbatches = 0, context = 0;
-      if (std::sscanf(task.numbers.c_str(), "- %d ranks, %d", &ranks, &microbatches) == 2) {
+      if (std::sscanf(task.instance.c_str(), "- %d ranks, %d", &ranks, &microbatches) == 2) {
         std::vector<Schedule> made = builtin_schedules(ranks, microbatches);
         made.push_back(eager_1f1b(ranks, microbatches));
         const Schedule known = parse_schedule(task.solution, "");
@@ -148,8 +148,8 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
           for (const Schedule& other : {s, split_backward(s)})
             for (const Schedule& moved : {other, on_job_ranks(known, other)})
               if (!s.has(PassKind::W) || other == s) printed.push_back(to_text(moved));
-      } else if (std::sscanf(task.numbers.c_str(), "- %d sequences of %d", &ranks, &context) == 2) {
-        if (!tasks.insert(task.numbers).second) continue;
+      } else if (std::sscanf(task.instance.c_str(), "- %d sequences of %d", &ranks, &context) == 2) {
+        if (!tasks.insert(task.instance).second) continue;
         std::vector<std::string>& of = plans[{ranks, context}];
         if (of.empty()) {
           planner::SearchRequest q{planner::to_model_shape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
@@ -190,7 +190,7 @@ std::vector<Attempt> mistakes() {
           out.push_back(
               {name, "name", fmt::format("1 {0}\n2 {0}\n3 {0}\n", fault), "With this fault the run would report", 7});
     if (p.file == "plan.toml") {
-      const int batch = std::stoi(p.task(0).numbers.substr(2));
+      const int batch = std::stoi(p.task(0).instance.substr(2));
       const auto plan = [&](const char* bound, const char* rest, int sequences, int dp, const char* says = "") {
         out.push_back({name, bound,
                        fmt::format("dp = {}\nsequences = {}\nmicrobatches = {}\nrecompute_layers = 28\n{}\n", dp,
@@ -328,7 +328,7 @@ TEST(Puzzles, RejectsFilesOfOtherPuzzlesAndLearners) {
     const auto folder = place.path() / p.name;
     start(p, folder, 7);
     EXPECT_THROW(start(p, folder), Error);
-    EXPECT_TRUE(has(read_file(folder / "README.md"), "\n" + p.task(7).numbers + "\n")) << p.name;
+    EXPECT_TRUE(has(read_file(folder / "README.md"), "\n" + p.task(7).instance + "\n")) << p.name;
     EXPECT_FALSE(grade(p, folder).solved) << p.name;
     EXPECT_EQ(std::filesystem::exists(folder / "runs.txt"), p.file == "answers.txt");
     write_file(folder / p.file, solution(p, p.task(7)));

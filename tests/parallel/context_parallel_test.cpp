@@ -57,7 +57,7 @@ Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
 }
 
 // Random document boundaries: for each token the start of its document.
-Tensor draw_starts(const Problem& p, const ArenaPtr& arena) {
+Tensor sample_starts(const Problem& p, const ArenaPtr& arena) {
   const Tensor starts = Tensor::empty({p.b, p.tokens}, DType::int32, arena);
   const Philox random = Philox::named(p.name, "documents");
   for (int64_t i = 0; i < starts.numel(); ++i) {
@@ -150,13 +150,13 @@ TEST(ContextParallel, OneRankMatchesSeveralRanks) {
       for (uint64_t trial = 0; trial < 12; ++trial) expect_matches_one_rank(random_problem(cp.size(), trial), cp);
       for (uint64_t trial = 0; trial < 12; ++trial) {
         Problem p = random_problem(cp.size(), 100 + trial);
-        p.options.starts = draw_starts(p, make_arena());
+        p.options.starts = sample_starts(p, make_arena());
         expect_matches_one_rank(p, cp);
       }
       for (uint64_t trial = 0; trial < 16; ++trial) {
         Problem p = random_problem(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
-        if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
+        if (trial % 3 == 0) p.options.starts = sample_starts(p, make_arena());
         expect_matches_one_rank(p, cp);
       }
     });
@@ -185,7 +185,7 @@ TEST(ContextParallel, NarrowDtypesMatchOneRankWithinRounding) {
 }
 
 double squared_error(const Tensor& x, const Tensor& exact) {
-  const std::vector<double> a = test::numbers(x), b = exact.to_vector<double>();
+  const std::vector<double> a = test::host_values(x), b = exact.to_vector<double>();
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
   return sum;

@@ -549,9 +549,9 @@ TEST(Frozen, ParametersHaveNoGradientsStateOrTraffic) {
   for (given.zero = 0; given.zero <= 3; ++given.zero) {
     const Record run = parallel(given);
     const int zero = given.zero;
-    const int64_t full = 4 * elements(model, false, zero > 0), piece = 4 * elements(model, false, true) / 2;
-    EXPECT_EQ(run.of_gradients, zero >= 2 ? piece : full) << zero;
-    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : full)) << zero;
+    const int64_t full = 4 * elements(model, false, zero > 0), shard_bytes = 4 * elements(model, false, true) / 2;
+    EXPECT_EQ(run.of_gradients, zero >= 2 ? shard_bytes : full) << zero;
+    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? shard_bytes : full)) << zero;
     EXPECT_EQ(run.of_parameters, 4 * elements(model, true, zero > 0) / (zero == 3 ? 2 : 1)) << zero;
     const OpCount& sums = run.counts[static_cast<size_t>(zero == 0 ? Op::all_reduce : Op::reduce_scatter)];
     EXPECT_EQ(sums.sent, zero == 0 ? full : full / 2) << zero;  // sent by one of two ranks

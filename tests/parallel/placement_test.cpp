@@ -272,7 +272,7 @@ TEST(TwoLayers, GradientsMatchOneRank) {
           SCOPED_TRACE(between.str() + ", rank " + std::to_string(axis.rank()));
           ASSERT_EQ(found.shape(), expected.shape()) << name;
           // No floor: with zeros the distance is NaN.
-          EXPECT_LE(test::distance(test::numbers(found.grad()), test::numbers(expected), 0), 1e-14) << name;
+          EXPECT_LE(test::distance(test::host_values(found.grad()), test::host_values(expected), 0), 1e-14) << name;
         };
         expect("x", got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis));
         expect("w1", got.w1, cut(one.w1.grad(), 0, axis));

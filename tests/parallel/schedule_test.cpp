@@ -30,11 +30,11 @@ size_t count(const Schedule& s, PassKind what) {
 }
 
 // Applies random transformation passes in a random order, each at most once.
-Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
+Schedule with_passes(Schedule s, const Philox& random, uint64_t at) {
   std::vector<std::function<Schedule(const Schedule&)>> passes{split_backward, insert_messages};
   while (!passes.empty()) {
-    const auto pick = static_cast<size_t>(draw.below(passes.size(), at));
-    if (draw.below(3, at + 10) > 0) s = passes[pick](s);
+    const auto pick = static_cast<size_t>(random.below(passes.size(), at));
+    if (random.below(3, at + 10) > 0) s = passes[pick](s);
     passes.erase(passes.begin() + static_cast<std::ptrdiff_t>(pick));
     ++at;
   }
@@ -42,7 +42,7 @@ Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
 }
 
 TEST(Schedule, EveryGeneratedScheduleIsValidAfterEveryPass) {
-  const Philox draw = Philox::named(1, "passes");
+  const Philox random = Philox::named(1, "passes");
   uint64_t at = 0;
   for (int p = 1; p <= 8; ++p)
     for (int m = 1; m <= 24; ++m)
@@ -50,7 +50,7 @@ TEST(Schedule, EveryGeneratedScheduleIsValidAfterEveryPass) {
         ASSERT_EQ(fault_text(s), "") << described(s);
         for (const Schedule& one : {split_backward(s), insert_messages(s)})
           ASSERT_EQ(fault_text(one), "") << described(s) << "\n" << to_text(one);
-        const Schedule some = with_passes(s, draw, at += 100);
+        const Schedule some = with_passes(s, random, at += 100);
         ASSERT_EQ(fault_text(some), "") << described(s) << "\n" << to_text(some);
         ASSERT_EQ(peak_in_flight(some), peak_in_flight(s));
       }
@@ -84,10 +84,10 @@ TEST(Schedule, PassesProduceDocumentedActionLists) {
 
 // --- injected faults ---
 
-Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
-  place.rank = static_cast<int>(draw.below(static_cast<uint64_t>(s.ranks), at));
+Action& pick(Schedule& s, const Philox& random, uint64_t at, ActionPlace& place) {
+  place.rank = static_cast<int>(random.below(static_cast<uint64_t>(s.ranks), at));
   auto& list = s.actions[static_cast<size_t>(place.rank)];
-  place.index = draw.below(list.size(), at + 1);
+  place.index = random.below(list.size(), at + 1);
   return list[place.index];
 }
 
@@ -107,17 +107,17 @@ bool swap_bound(Schedule& s, const ActionPlace& place) {
 }
 
 TEST(Validate, DetectsEveryInjectedFault) {
-  const Philox draw = Philox::named(2, "defects");
-  int planted[4] = {};
+  const Philox random = Philox::named(2, "defects");
+  int injected[4] = {};
   for (uint64_t trial = 0; trial < 600; ++trial) {
     const uint64_t at = 1000 * trial;
-    const int p = 1 + static_cast<int>(draw.below(5, at)), m = 1 + static_cast<int>(draw.below(8, at + 1));
+    const int p = 1 + static_cast<int>(random.below(5, at)), m = 1 + static_cast<int>(random.below(8, at + 1));
     const std::vector<Schedule> all = all_schedules(p, m, 3);
-    const Schedule right = with_passes(all[draw.below(all.size(), at + 2)], draw, at + 100);
+    const Schedule right = with_passes(all[random.below(all.size(), at + 2)], random, at + 100);
     for (uint64_t kind = 0; kind < 4; ++kind) {
       Schedule s = right;
       ActionPlace place;
-      Action& a = pick(s, draw, at + 10 + 2 * kind, place);
+      Action& a = pick(s, random, at + 10 + 2 * kind, place);
       auto& list = s.actions[static_cast<size_t>(place.rank)];
       const std::string what = a.str();
       if (kind == 0 && !swap_bound(s, place)) continue;
@@ -125,12 +125,12 @@ TEST(Validate, DetectsEveryInjectedFault) {
       if (kind == 2) list.insert(list.begin() + static_cast<std::ptrdiff_t>(place.index), Action(a));
       if (kind == 3) a.stage += a.stage + 1 < s.stages ? 1 : -1;
       if (kind == 3 && a.stage < 0 && s.stages > 1) a.stage = 0;
-      ++planted[kind];
+      ++injected[kind];
       ASSERT_TRUE(find_fault(s)) << "fault " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
       EXPECT_EQ(fault_text(right), "");
     }
   }
-  for (const int n : planted) EXPECT_GT(n, 200);
+  for (const int n : injected) EXPECT_GT(n, 200);
 }
 
 TEST(Validate, DescribesFaultAndPosition) {
@@ -298,9 +298,9 @@ TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
     for (const Simulation& s : {min, half}) EXPECT_EQ(s.schedule.wire_boundaries(), 2 * p - 2);
   };
   for_sizes(expect);
-  const Philox draw = Philox::named(3, "v schedules");
+  const Philox random = Philox::named(3, "v schedules");
   for (uint64_t trial = 0; trial < 60; ++trial)
-    expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
+    expect(1 + static_cast<int>(random.below(40, 2 * trial)), 1 + static_cast<int>(random.below(100, 2 * trial + 1)));
 }
 
 // Splitting the backward pass without reordering changes no times, nor do zero-cost messages.
@@ -352,7 +352,7 @@ void expect_shown(const std::string& file, const std::string& picture) {
 }
 
 // The diagrams in the generators' files are the output of draw().
-TEST(Draw, MatchesDiagramsInSourceFiles) {
+TEST(Sampler, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
        std::vector<std::pair<std::string, Schedule>>{{"naive.cpp", naive(3, 2)},
                                                      {"gpipe.cpp", gpipe(3, 4)},
@@ -368,13 +368,13 @@ TEST(Draw, MatchesDiagramsInSourceFiles) {
   expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }
 
-TEST(Draw, OmitsMessages) {
+TEST(Sampler, OmitsMessages) {
   EXPECT_EQ(draw(simulate(insert_messages(zb_h1(2, 3)))),
             "rank 0 | F0 F1 .. I0 W0 F2 I1 W1 I2 W2\n"
             "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
 }
 
-TEST(Draw, FitsIntoRequestedColumns) {
+TEST(Sampler, FitsIntoRequestedColumns) {
   const Simulation s = simulate(gpipe(3, 30));
   for (const int columns : {1, 7, 40}) {
     const std::string text = draw(s, 0, columns), first = text.substr(0, text.find('\n'));
@@ -459,7 +459,7 @@ TEST(Replay, MessagesStartWhenBothSidesAreReady) {
 }
 
 // The scaled diagram of any schedule with any times: rows have the requested width and show each rank's idle time.
-TEST(Draw, ScaledDiagramPreservesDurations) {
+TEST(Sampler, ScaledDiagramPreservesDurations) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));
     std::istringstream rows(draw_to_scale(sim, 2 * sim.makespan, 1000));

@@ -181,11 +181,11 @@ TEST(TensorParallel, NormComputesBiasGradientsOfRowLayer) {
         rowwise(l, tp, between);
         const ArenaPtr arena = make_arena();
         l.materialize(3, arena, DType::float32, DType::float32);
-        Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
+        Var y = l(Var(test::random_tensor({2, 6, 6}, DType::float32, "x").to(arena)));
         EXPECT_TRUE(fusion::row_sums_requested(y));
         if (!rides) y = reshape(y, y.shape());  // an op that does not propagate row sums
-        const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
-            gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
+        const Var weights(test::random_tensor(y.shape(), DType::float32, "weights").to(arena)),
+            gamma(test::random_tensor({8}, DType::float32, "gamma").to(arena), true);
         backward(sum(norm(y, gamma, Var()) * weights));
         return l.bias->grad().to_vector<float>();
       };
@@ -390,8 +390,7 @@ TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
 }
 
 // Compares the gradients of a strategy's shards, gathered on data rank 0, with those of one rank.
-void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& full, Mesh& mesh,
-                            const std::string& what) {
+void expect_full_gradients(DataStrategy& strategy, Decoder& model, Decoder& full, Mesh& mesh, const std::string& what) {
   const std::vector<Module::Unit> layout = model.layout();
   const std::vector<Parameter*> wholes = full.parameters();
   size_t at = 0;
@@ -440,7 +439,7 @@ void check_with_zero(Communicator& world, int stage, const Placement& between, R
     EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
     EXPECT_EQ(arena->usage(Category::communication).live, 0) << what;
     EXPECT_GT(arena->usage(Category::communication).peak, 0) << what;
-    expect_whole_gradients(*strategy, model, full, mesh, what);
+    expect_full_gradients(*strategy, model, full, mesh, what);
   }
 }
 

@@ -200,7 +200,7 @@ enum class Way : uint8_t { zigzag, contiguous, ulysses };
 
 void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way, DType dtype, Communicator& cp,
                               const ArenaPtr& arena) {
-  const AttentionValues x = draw_extreme(s, extreme, 11);
+  const AttentionValues x = sample_extreme(s, extreme, 11);
   const PlainAttention expected = reference_attention(s, x);
   const SequencePartition balance = way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
   const std::vector<int64_t> mine = context_positions(s.tk, cp.size(), cp.rank(), balance);
@@ -217,10 +217,10 @@ void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way,
   const double bound = dtype == DType::float64 ? 1e-11 : 5e-4;
   const std::string what = fmt::format("rank {} of {}, extreme {}, way {}", cp.rank(), cp.size(),
                                        static_cast<int>(extreme), static_cast<int>(way));
-  EXPECT_LE(row_difference(numbers(y.value()), packed(s, mine, expected.out, {}, {}), s.d, 0.05), bound) << what;
+  EXPECT_LE(row_difference(host_values(y.value()), packed(s, mine, expected.out, {}, {}), s.d, 0.05), bound) << what;
   EXPECT_LE(
-      row_difference(numbers(qkv.grad()), packed(s, mine, expected.dq, expected.dk, expected.dv), heads.packed() * s.d,
-                     0.1, packed(s, mine, expected.dq_terms, expected.dk_terms, expected.dv)),
+      row_difference(host_values(qkv.grad()), packed(s, mine, expected.dq, expected.dk, expected.dv),
+                     heads.packed() * s.d, 0.1, packed(s, mine, expected.dq_terms, expected.dk_terms, expected.dv)),
       2 * bound)
       << what;
 }
@@ -276,7 +276,7 @@ void expect_loss(int ranks, DType dtype) {
     backward(loss.mean);
     const double bound = dtype == DType::float64 ? 1e-11 : 1e-4;
     EXPECT_NEAR(double{loss.loss_sum}, total, bound * total);
-    EXPECT_LE(row_difference(numbers(x.grad()), columns(gradient).to_vector<double>(), own.size(), 1), bound);
+    EXPECT_LE(row_difference(host_values(x.grad()), columns(gradient).to_vector<double>(), own.size(), 1), bound);
   });
 }
 

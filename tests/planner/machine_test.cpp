@@ -20,13 +20,13 @@ namespace tessera::planner {
 namespace {
 
 TEST(Fit, RecoversNonNegativeConstants) {
-  const Cost planted = {2e-6, 4e-12, 0, 1.5e-10, 3e-10};
+  const Cost exact = {2e-6, 4e-12, 0, 1.5e-10, 3e-10};
   std::vector<Timed> timed;
   for (const Sizes& sizes : {matmul_sizes(64, 64, 64), matmul_sizes(768, 384, 128), matmul_sizes(768, 128, 512),
                              matmul_sizes(48, 1024, 64), matmul_sizes(2048, 65, 256), matmul_sizes(256, 2048, 512)})
-    timed.push_back({sizes, seconds(planted, sizes)});
+    timed.push_back({sizes, seconds(exact, sizes)});
   const Cost found = fit(timed);
-  for (size_t i = 0; i < kSizes; ++i) EXPECT_NEAR(found[i], planted[i], 1e-3 * planted[i] + 1e-15) << i;
+  for (size_t i = 0; i < kSizes; ++i) EXPECT_NEAR(found[i], exact[i], 1e-3 * exact[i] + 1e-15) << i;
   // Times that decrease with the number of rows would require a negative constant.
   const Cost falling = fit({{row_sizes(1, 100), 2e-6}, {row_sizes(2, 100), 1.9e-6}, {row_sizes(4, 100), 1.8e-6}});
   for (const double c : falling) EXPECT_GE(c, 0);

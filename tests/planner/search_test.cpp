@@ -67,15 +67,15 @@ TEST(Search, MatchesBruteForce) {
 }
 
 SearchRequest random_request(uint64_t trial) {
-  test::Draw draw("questions", trial);
-  SearchRequest q = small(draw.of({1, 2, 4, 8}), draw.of({4, 6, 8}));
-  q.model.layers = draw.between(3, 6);
-  q.model.context = draw.of({128, 256});
-  q.model.gated = draw.between(0, 1) == 1;
+  test::Sampler sample("questions", trial);
+  SearchRequest q = small(sample.of({1, 2, 4, 8}), sample.of({4, 6, 8}));
+  q.model.layers = sample.between(3, 6);
+  q.model.context = sample.of({128, 256});
+  q.model.gated = sample.between(0, 1) == 1;
   if (q.model.gated) q.model.positions = Positions::rope;
-  q.software = software_named(draw.of({"megatron", "fsdp", "tessera"}));
-  q.hardware.memory_bytes = 1e6 * static_cast<double>(draw.between(120, 600));
-  if (draw.between(0, 3) == 0) q.fixed.zero = draw.of({ZeroStage::none, ZeroStage::two});
+  q.software = software_named(sample.of({"megatron", "fsdp", "tessera"}));
+  q.hardware.memory_bytes = 1e6 * static_cast<double>(sample.between(120, 600));
+  if (sample.between(0, 3) == 0) q.fixed.zero = sample.of({ZeroStage::none, ZeroStage::two});
   return q;
 }
 

@@ -44,7 +44,7 @@ inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& ra
 }
 
 // Values representable in bfloat16.
-inline AttentionValues draw_extreme(const AttentionShape& s, Extreme extreme, uint64_t seed) {
+inline AttentionValues sample_extreme(const AttentionShape& s, Extreme extreme, uint64_t seed) {
   const Philox random = Philox::named(seed, "extremes");
   uint64_t at = 0;
   const auto normal = [&] { return nearest_bf16(extreme == Extreme::equal ? 0.75 : random.normal(at++)); };

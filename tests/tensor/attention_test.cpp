@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-using test::apart, test::numbers;
+using test::apart, test::host_values;
 
 Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
   return test::normal(shape, dtype, name, "tiles", arena);
@@ -151,11 +151,11 @@ TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
     for (const int64_t cut : {60, 64, 90}) {
       if (!test::has_kernels(dtype, Device::cuda)) continue;
       SCOPED_TRACE(std::to_string(d) + " cut " + std::to_string(cut));
-      const auto draw = [&, dtype = dtype, d = d](int64_t heads, uint64_t name) {
+      const auto sample = [&, dtype = dtype, d = d](int64_t heads, uint64_t name) {
         return test::normal({1, kKeys, heads, d}, dtype, name, "attention on a GPU", arena);
       };
-      const Tensor packed = draw(4, 3);
-      const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), draw(2, 4)};
+      const Tensor packed = sample(4, 3);
+      const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), sample(2, 4)};
       const AttentionOptions o{.dropout = 0.25, .random = Philox(6), .tokens_total = kKeys};
       const Tile all(o, kQueries, {0, kKeys}), tiles[] = {{o, kQueries, {0, cut}}, {o, kQueries, {cut, kKeys - cut}}};
       const AttentionResult full = all.attend(x), merged = tiles[0].attend(x);
@@ -221,19 +221,19 @@ TEST(Attention, QueryWithoutKeysReturnsZeros) {
       const DType wide = accum_dtype(dtype);
       const AttentionResult part{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
       attention_into(x, x, x, none, part);
-      for (const double y : numbers(part.out)) EXPECT_EQ(y, 0);
-      for (const double y : numbers(part.lse)) EXPECT_EQ(y, -INFINITY);
+      for (const double y : host_values(part.out)) EXPECT_EQ(y, 0);
+      for (const double y : host_values(part.lse)) EXPECT_EQ(y, -INFINITY);
       const Gradients g = Operands{x, x, x, x}.gradients({part.out.to(dtype), part.lse}, none);
       for (const Tensor& t : {g.dq, g.dk, g.dv})
-        for (const double y : numbers(t)) EXPECT_EQ(y, 0);
+        for (const double y : host_values(t)) EXPECT_EQ(y, 0);
       merge_attention(part, {part.out.clone(), part.lse.clone()});
-      EXPECT_EQ(numbers(part.lse).back(), -INFINITY);
-      EXPECT_EQ(numbers(part.out).back(), 0);
+      EXPECT_EQ(host_values(part.lse).back(), -INFINITY);
+      EXPECT_EQ(host_values(part.out).back(), 0);
       const AttentionResult all{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
       attention_into(x, x, x, {.causal = false}, all);
       const AttentionResult merged{all.out.clone(), all.lse.clone()};
       merge_attention(merged, part);
-      EXPECT_TRUE(test::same_bits({merged.out, merged.lse}, {all.out, all.lse}));
+      EXPECT_TRUE(test::bitwise_equal({merged.out, merged.lse}, {all.out, all.lse}));
     }
 }
 
@@ -244,7 +244,7 @@ std::vector<bool> kept(const AttentionOptions& options, int64_t queries, int64_t
                k = Tensor::zeros({1, keys, 1, keys}, dtype, arena), v = k.clone();
   for (int64_t i = 0; i < keys; ++i) v.select(1, i).narrow(2, i, 1).fill(1);
   std::vector<bool> elements;
-  for (const double y : numbers(attention(q, k, v, options).out)) elements.push_back(y != 0);
+  for (const double y : host_values(attention(q, k, v, options).out)) elements.push_back(y != 0);
   return elements;
 }
 

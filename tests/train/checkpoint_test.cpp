@@ -219,9 +219,9 @@ TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
     EXPECT_TRUE(has(passed_over_[0], words));
     fs::remove_all(dir());
   };
-  const fs::path whole = save(20).path;
-  const std::string manifest = read_file(whole / "manifest.json");
-  std::string state = read_file(whole / "state.bin");
+  const fs::path complete = save(20).path;
+  const std::string manifest = read_file(complete / "manifest.json");
+  std::string state = read_file(complete / "state.bin");
   state[1234] = static_cast<char>(state[1234] ^ 4);  // one bit
   damage("state.bin", "state.bin", state);
   damage("model.bin", "model.bin", std::string(2999, 'a'));
@@ -377,8 +377,8 @@ TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   save(2, "early");
   save(3, "old");
   write_best(dir(), {3, 1.5});
-  const fs::path whole = path("whole");
-  fs::copy(dir(), whole, fs::copy_options::recursive);
+  const fs::path complete = path("whole");
+  fs::copy(dir(), complete, fs::copy_options::recursive);
   // The old checkpoint is renamed, and the new one is not yet in place.
   fs::rename(dir() / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: old");
@@ -388,7 +388,7 @@ TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   EXPECT_EQ(newest_text(), "3: new");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3"})) << "the older one goes at the next save";
   // The old checkpoint is renamed and replaced, but not yet removed.
-  fs::rename(whole / "step-3", dir() / "step-3.replaced");
+  fs::rename(complete / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: new");
   save(4, "next");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3", "step-4"}));
@@ -448,10 +448,10 @@ TEST_F(FileSystems, AllocatesByWritingIfFallocateFails) {
 TEST_F(FileSystems, ReadsFilesIfMappingFails) {
   const fs::path some = file("some", std::string(100'000, 'a') + "end");
   refused["mmap"] = ENODEV;
-  const MappedFile whole(some);
-  ASSERT_EQ(whole.bytes().size(), 100'003U);
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(whole.bytes().data()) + 99'999, 4), "aend");
-  EXPECT_EQ(mapped_file_at(whole.bytes().data()), nullptr) << "nobody can cut it short";
+  const MappedFile complete(some);
+  ASSERT_EQ(complete.bytes().size(), 100'003U);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(complete.bytes().data()) + 99'999, 4), "aend");
+  EXPECT_EQ(mapped_file_at(complete.bytes().data()), nullptr) << "nobody can cut it short";
   expect_error(Status::output, {"cannot map a file for tensors", "TMPDIR"}, [&] { file_region(path("")); });
   refused["mmap"] = ENOMEM;
   expect_error(Status::input, {"cannot map", "some"}, [&] { MappedFile{some}; });

@@ -88,8 +88,8 @@ TEST(Plan, ErrorsNameFieldOfInvalidJson) {
   };
   expect(R"({"ranks": 2})", "ranks",
          "unknown field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
-  expect(R"({"dp": "2"})", "dp", "expected a whole number, got \"2\"");
-  expect(R"({"dp": 2.5})", "dp", "expected a whole number, got 2.5");
+  expect(R"({"dp": "2"})", "dp", "expected an integer, got \"2\"");
+  expect(R"({"dp": 2.5})", "dp", "expected an integer, got 2.5");
   expect(R"({"sp": 1})", "sp", "expected true or false, got 1");
   expect(R"({"zero": 4})", "zero", "expected 0, 1, 2 or 3, got 4");
   expect(R"({"zero": -1})", "zero", "got -1");

@@ -26,14 +26,14 @@ const ModelConfig kLlama = [] {
 }();
 
 // Weights are large enough for layers to matter.
-std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
+std::unique_ptr<LanguageModel> random_model(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
   model->materialize(5, make_arena(), DType::float32, DType::float32);
   for (Parameter* p : model->parameters())
-    if (p->whole.ndim() == 2) {
+    if (p->full_shape.ndim() == 2) {
       const Philox random = Philox::named(7, p->name);
-      for (int64_t i = 0; i < p->whole.numel(); ++i)
+      for (int64_t i = 0; i < p->full_shape.numel(); ++i)
         p->var.value().data<float>()[i] = static_cast<float>(0.15 * random.normal(static_cast<uint64_t>(i)));
     }
   return model;
@@ -68,7 +68,7 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
-    const auto model = drawn(config);
+    const auto model = random_model(config);
     std::map<std::string, Tensor> before;
     for (Linear* l : linear_layers(*model)) before[l->parameter(l->weight).name] = l->weight.value().clone();
     std::vector<std::string> heard;
@@ -105,14 +105,14 @@ TEST(QuantizeLayers, GptqHasLowerErrorThanRoundToNearest) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
-    const Tensor before = hidden(*drawn(config), windows);
-    const auto rounded = drawn(config), better = drawn(config), blind = drawn(config);
+    const Tensor before = hidden(*random_model(config), windows);
+    const auto rounded = random_model(config), better = random_model(config), blind = random_model(config);
     quantize_layers(*rounded, &windows, {.method = Rounding::nearest, .group = 32});
     quantize_layers(*better, &windows, {.group = 32});
     quantize_layers(*blind, nullptr, {.method = Rounding::nearest, .group = 32});
     const auto off = [&](LanguageModel& model) { return std::pow(test::distance(hidden(model, windows), before), 2); };
     EXPECT_LT(off(*better), 0.5 * off(*rounded));
-    EXPECT_TRUE(test::same_bits(hidden(*blind, windows), hidden(*rounded, windows)));
+    EXPECT_TRUE(test::bitwise_equal(hidden(*blind, windows), hidden(*rounded, windows)));
   }
 }
 
@@ -120,7 +120,7 @@ TEST(QuantizeLayers, RejectsMismatchedArguments) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext), longer(text, 2 * kContext);
   const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
-    expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(kGpt2), rows, o); });
+    expect_error(Status::usage, {words}, [&] { quantize_layers(*random_model(kGpt2), rows, o); });
   };
   expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");

@@ -77,7 +77,7 @@ Streams masks(Plan plan, int64_t seed) {
     };
     const auto add = [&](const Module& module, const Tensor& y, bool by_heads) {
       for (int64_t row = 0; row < y.dim(0); ++row) {
-        Values kept = test::numbers(y.select(0, row));
+        Values kept = test::host_values(y.select(0, row));
         if (by_heads) {  // the keys visible to a query
           const Values all = std::exchange(kept, {});
           for (size_t i = 0; i < all.size(); ++i)  // head, query, key
@@ -132,7 +132,7 @@ TEST(RandomStreams, ParametersHaveSeparateStreams) {
         const Parameter& p = *unit.slots[s].parameter;
         const std::string name = fmt::format("{} {}", p.source(), seed);
         Streams& to = p.is_copy() ? copies : all;
-        if (p.init.deviation > 0) to.add(name, test::numbers(p.var.value()), 0);
+        if (p.init.deviation > 0) to.add(name, test::host_values(p.var.value()), 0);
         const Philox stream = rounding_streams(unit, seed)[s];
         EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // used by initial values
         RoundingBits random;

@@ -56,34 +56,34 @@ Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
 
 using namespace test;
 
-TypedOptions draw_plan(Draw& d) {
+TypedOptions sample_plan(Sampler& d) {
   TypedOptions o = small_plan();
-  draw(d, o, "layers=1..3 heads=1..3");
+  sample(d, o, "layers=1..3 heads=1..3");
   o["channels"] = o.model.heads * 4 * d.between(1, 5);
-  draw(d, o, "context=3..20 vocab=5..90");
+  sample(d, o, "context=3..20 vocab=5..90");
   o.ranks = d.of<int64_t>({2, 3, 4, 8});
   o["microbatches"] = d.between(1, 3);
   o["batch"] = *o.ranks * o.plan.microbatches * d.between(1, 3);
-  draw(d, o, "dropout=0|0.1|0.3 dtype=fp32|fp32|bf16|fp64");
+  sample(d, o, "dropout=0|0.1|0.3 dtype=fp32|fp32|bf16|fp64");
   o["grad_dtype"] = value_name(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
-  draw(
+  sample(
       d, o,
       "optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 recompute=none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
   o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["dp_mode"] = d.of<const char*>({"ddp", "ddp", "ddp", "ddp", "dataparallel", "ps-sync"});
   if (value_name(o.plan.dp_mode) == "ddp")
-    draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|0.01|4");
+    sample(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|0.01|4");
   o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
   if (value_name(o.plan.dp_mode) == "ps-sync") o["servers"] = d.between(1, *o.ranks);
-  draw_family(d, o);
-  draw_experts(d, o, *o.ranks);
+  sample_family(d, o);
+  sample_experts(d, o, *o.ranks);
   if (value_name(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
-  draw_replicas(d, o, *o.ranks);
+  sample_replicas(d, o, *o.ranks);
   return o;
 }
 
-TEST(Contract, RandomPlansTrainLikeOneRank) { expect_drawn_pass(60, "plans", draw_plan); }
+TEST(Contract, RandomPlansTrainLikeOneRank) { expect_random_pass(60, "plans", sample_plan); }
 
 TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
   for (const char* words : {"dtype=fp32 ranks=2", "dtype=fp32 ranks=3", "dtype=bf16 ranks=2", "dtype=bf16 ranks=3"})
@@ -156,11 +156,11 @@ TEST(Contract, LossDecreases) {
 // and all combinations up to 16 ranks, within the contract's tolerance.
 
 // Options of every random plan.
-TypedOptions draw_model(Draw& d) {
+TypedOptions sample_model(Sampler& d) {
   TypedOptions o = small_plan();
-  draw(d, o,
-       "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
-       "recompute=none|none|activation|activation+norm|attention|block");
+  sample(d, o,
+         "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
+         "recompute=none|none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
   o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["timeout"] = 60;
@@ -168,49 +168,49 @@ TypedOptions draw_model(Draw& d) {
 }
 
 // Pipelines with DDP or ZeRO.
-TypedOptions draw_exact_plan(Draw& d) {
-  TypedOptions o = draw_model(d);
+TypedOptions sample_exact_plan(Sampler& d) {
+  TypedOptions o = sample_model(d);
   o["heads"] = d.between(1, 3);
   o["channels"] = o.model.heads * 4 * d.between(1, 4);
   o["context"] = d.between(3, 14);
   o["pp"] = d.between(1, 4);
-  draw_schedule(d, o, "microbatches=1..6", 3, 2);
+  sample_schedule(d, o, "microbatches=1..6", 3, 2);
   o["dp"] = d.of<int64_t>({1, 1, 2, 3});
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
   o["grad_dtype"] = value_name(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
-  draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|4");
-  draw_family(d, o);
-  draw_experts(d, o, o.plan.dp);
+  sample(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|4");
+  sample_family(d, o);
+  sample_experts(d, o, o.plan.dp);
   if (value_name(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
-  draw_replicas(d, o, o.plan.dp * o.plan.cp);
+  sample_replicas(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
-TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
+TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_random_pass(40, "pipelines", sample_exact_plan); }
 
 // With at least one tensor or context rank, and at most 16 in total.
-TypedOptions draw_split_plan(Draw& d) {
-  TypedOptions o = draw_model(d);
-  do draw(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
+TypedOptions sample_split_plan(Sampler& d) {
+  TypedOptions o = sample_model(d);
+  do sample(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
   while (o.plan.tp * o.plan.cp == 1 || o.plan.tp * o.plan.cp * o.plan.dp * o.plan.pp > 16);
   if (o.plan.pp > 1)
-    draw_schedule(d, o, "microbatches=1..6", 3, 2);
+    sample_schedule(d, o, "microbatches=1..6", 3, 2);
   else
     o["layers"] = d.between(1, 3);
-  draw(d, o, "cp_mode=ring|ulysses sp=false|true");
+  sample(d, o, "cp_mode=ring|ulysses sp=false|true");
   const int64_t unit = o.plan.tp * (value_name(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 3);
   o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 2);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
-  draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root dtype=fp64|fp64|fp64|fp32|bf16 steps=4");
-  draw_family(d, o, unit);
-  draw_experts(d, o, o.plan.dp * o.plan.cp);
+  sample(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root dtype=fp64|fp64|fp64|fp32|bf16 steps=4");
+  sample_family(d, o, unit);
+  sample_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
-TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
+TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_random_pass(40, "products", sample_split_plan); }
 
 // One plan of each kind, so that failures are identified.
 TEST(MeshContract, EachScheduleTrainsLikeOneRank) {

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr double kBound = 1e-12;
 
-Sequences sequences_for(const TrainConfig& job) { return test::counted(job, job.optim.seed); }
+Sequences sequences_for(const TrainConfig& job) { return test::synthetic(job, job.optim.seed); }
 
 // Trains under the plan to the end, after calling `first` on every rank, dumping one step or none (0). Returns the
 // losses and the final parameters.
@@ -41,12 +41,12 @@ std::vector<std::vector<double>> train(
       const StepReport report = trainer.step();
       if (trainer.world().rank() == 0) out[0].push_back(report.loss);
     }
-    for (const NamedTensor& t : whole_values(trainer)) out.push_back(test::numbers(t.tensor));
+    for (const NamedTensor& t : full_values(trainer)) out.push_back(test::to_doubles(t.tensor));
   });
   return out;
 }
 
-std::vector<double> numbers(const TensorBytes& t) {
+std::vector<double> to_doubles(const TensorBytes& t) {
   EXPECT_EQ(t.dtype, DType::float64);
   std::vector<double> out(t.bytes.size() / sizeof(double));
   std::memcpy(out.data(), t.bytes.data(), t.bytes.size());
@@ -63,7 +63,7 @@ void expect_same(const fs::path& found, const fs::path& expected, const std::str
     if (t.dtype == DType::int32)
       EXPECT_TRUE(std::ranges::equal(o.bytes, t.bytes)) << plan << ": " << t.name;
     else
-      EXPECT_LE(test::distance(numbers(o), numbers(t)), kBound) << plan << ": " << t.name;
+      EXPECT_LE(test::distance(to_doubles(o), to_doubles(t)), kBound) << plan << ": " << t.name;
   }
 }
 
@@ -90,14 +90,14 @@ void expect_dump_of_one_rank(const TypedOptions& o) {
 using namespace test;
 
 // At most 12 ranks; with an optimizer that does not amplify rounding.
-TypedOptions draw_dumped(Draw& d) {
+TypedOptions sample_dumped(Sampler& d) {
   TypedOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
-  do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
+  do sample(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
   while (o.plan.ranks() > 12);
-  draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
-  draw(d, o, "recompute=none|activation|activation+norm|attention|block|block dump=1|2");
+  sample(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
+  sample(d, o, "recompute=none|activation|activation+norm|attention|block|block dump=1|2");
   if (o.plan.pp > 1) {
-    draw_schedule(d, o, "", 2, 1);
+    sample_schedule(d, o, "", 2, 1);
   } else if (o.plan.tp == 1 && o.plan.cp == 1 && d.between(0, 2) == 0) {
     say(o, d.of<const char*>({"dp_mode=dataparallel zero=0", "dp_mode=ps-sync zero=0"}));
   }
@@ -107,16 +107,16 @@ TypedOptions draw_dumped(Draw& d) {
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["steps"] = o.run.dump;
-  draw_family(d, o, unit);
-  draw_experts(d, o, o.plan.dp * o.plan.cp);
+  sample_family(d, o, unit);
+  sample_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
 TEST(Dump, RandomPlanMatchesOneRank) {
   for (uint64_t trial = 0; trial < plans(40); ++trial) {
     SCOPED_TRACE(trial);
-    Draw d("dumps", trial);
-    expect_dump_of_one_rank(draw_dumped(d));
+    Sampler d("dumps", trial);
+    expect_dump_of_one_rank(sample_dumped(d));
   }
 }
 
@@ -194,7 +194,7 @@ TEST(Dump, MatchesPyTorchHooks) {
     const Exchange folder;
     train(job, 1, folder.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;
-      const std::vector<NamedTensor> values = whole_values(trainer);
+      const std::vector<NamedTensor> values = full_values(trainer);
       for (const NamedTensor& t : values) bytes.push_back(as_bytes(t.name, t.tensor));
       const ModelConfig& c = trainer.full_model().config;
       if (trainer.world().rank() == 0)

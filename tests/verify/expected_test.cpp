@@ -252,7 +252,7 @@ TEST_F(Bounds, CalibrationStaysWithinLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
     const TrainConfig job = resolve(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
-    const double bound = compute_tolerance(job, test::counted(job)).bound;
+    const double bound = compute_tolerance(job, test::synthetic(job)).bound;
     EXPECT_GE(bound, 63.999 * unit);
     EXPECT_LE(bound, 256.001 * unit);
   }
@@ -294,8 +294,8 @@ TEST_F(Bounds, RejectScalarsOutsideTolerance) {
 struct Tensors {
   ArenaPtr arena = make_arena();
   DType dtype;
-  Parameter first{.name = "first", .whole = {12}}, second{.name = "second", .whole = {12}};
-  Tensor whole = filled({32});
+  Parameter first{.name = "first", .full_shape = {12}}, second{.name = "second", .full_shape = {12}};
+  Tensor unsharded = filled({32});
   std::vector<NamedTensor> found = {{"first", filled({12})}, {"second", filled({12})}};
   explicit Tensors(DType d) : dtype(d) {}
 
@@ -305,7 +305,8 @@ struct Tensors {
     return t;
   }
   bool pass(VerifyResult result, bool exactly = false) {
-    const FlatUnit unit{.name = "unit", .values = whole, .grads = {}, .slots = {{&first, 0, 12}, {&second, 16, 12}}};
+    const FlatUnit unit{
+        .name = "unit", .values = unsharded, .grads = {}, .slots = {{&first, 0, 12}, {&second, 16, 12}}};
     Comparison comparison(result);
     if (exactly) comparison.exactly();
     double worst = 0;
@@ -315,7 +316,7 @@ struct Tensors {
                         .kind = TensorDifference::Kind::gradient,
                         .found = found,
                         .units = units,
-                        .full = {whole},
+                        .full = {unsharded},
                         .owners = nobody},
                        worst);
     return result.wrong_steps.empty();

@@ -32,14 +32,14 @@ inline std::string make_command(const TypedOptions& o) {
   std::string text = "tessera verify";
   const auto defaults = config_values(verify_defaults());
   for (const auto& [key, value] : config_values(o)) {
-    bool usual = false;
-    for (const auto& [k, v] : defaults) usual = usual || (k == key && v == value);
-    if (!usual) text += fmt::format(" --{} {}", key, value);
+    bool is_default = false;
+    for (const auto& [k, v] : defaults) is_default = is_default || (k == key && v == value);
+    if (!is_default) text += fmt::format(" --{} {}", key, value);
   }
   return text;
 }
 
-inline Sequences counted(const TrainConfig& job, int64_t seed = 1) {
+inline Sequences synthetic(const TrainConfig& job, int64_t seed = 1) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
 }
 
@@ -50,7 +50,9 @@ inline void on_ranks(const TrainConfig& job, const Sequences& sequences, const s
     f(trainer);
   });
 }
-inline void on_ranks(const TrainConfig& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
+inline void on_ranks(const TrainConfig& job, const std::function<void(Trainer&)>& f) {
+  on_ranks(job, synthetic(job), f);
+}
 
 }  // namespace test
 }  // namespace tessera

@@ -74,7 +74,7 @@ std::vector<TypedOptions> nccl_plans(int64_t most) {
   std::vector<TypedOptions> out;
   uint64_t number = 0;
   for (const auto& [ranks, words] : all)
-    if (test::is_drawn(number++, 3) && ranks <= most) out.push_back(over_nccl(ranks, words));
+    if (test::is_selected(number++, 3) && ranks <= most) out.push_back(over_nccl(ranks, words));
   return out;
 }
 
@@ -97,7 +97,7 @@ void on_ranks(TypedOptions o, Way way, const Sequences& sequences, const std::fu
   test::on_ranks(resolve(o), sequences, f);
 }
 void on_ranks(const TypedOptions& o, Way way, const std::function<void(Trainer&)>& f) {
-  on_ranks(o, way, test::counted(resolve(o)), f);
+  on_ranks(o, way, test::synthetic(resolve(o)), f);
 }
 
 StepReport run_step(Trainer& trainer, Way way) {
@@ -195,15 +195,15 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
 
 // Results depend on the scalars that a replay reads from memory.
 TEST_F(StepGraphGpu, ReplaysReadScalarsOfCurrentStep) {
-  const Ran usual = run(one_rank(""), Way::captured);
+  const Ran undisturbed = run(one_rank(""), Way::captured);
   for (const char* words : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
-    EXPECT_FALSE(run(one_rank(words), Way::captured).ranks[0].end == usual.ranks[0].end) << words;
+    EXPECT_FALSE(run(one_rank(words), Way::captured).ranks[0].end == undisturbed.ranks[0].end) << words;
 }
 
 // Memory allocated by others between steps is not overwritten: the step is captured again.
 TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   const TypedOptions o = one_rank("steps=12");
-  const Ran usual = run(o, Way::captured);
+  const Ran undisturbed = run(o, Way::captured);
   std::vector<Tensor> kept;
   const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
     if (step == 4) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
@@ -216,8 +216,8 @@ TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
       kept.clear();
     }
   });
-  EXPECT_TRUE(disturbed.ranks == usual.ranks);
-  EXPECT_LT(disturbed.replays, usual.replays);
+  EXPECT_TRUE(disturbed.ranks == undisturbed.ranks);
+  EXPECT_LT(disturbed.replays, undisturbed.replays);
   EXPECT_GE(disturbed.replays, 5);
 }
 
@@ -308,7 +308,7 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
 TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
   const TypedOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
-  Sequences sequences = test::counted(resolve(o));
+  Sequences sequences = test::synthetic(resolve(o));
   sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step >= missing) throw InputError("the file is gone");
     last = step;
@@ -357,7 +357,7 @@ TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOneRank) {
 // One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
 TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
   const TypedOptions o = over_nccl(2, "steps=14");
-  const Ran usual = run(o, Way::captured);
+  const Ran undisturbed = run(o, Way::captured);
   std::vector<Tensor> kept;
   std::vector<int64_t> replays;
   const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
@@ -368,8 +368,8 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
     if (rank == 0 && step == 9) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
     if (rank == 1 && step == 13) kept.clear();
   });
-  EXPECT_TRUE(disturbed.ranks == usual.ranks);
-  EXPECT_LT(disturbed.replays, usual.replays);
+  EXPECT_TRUE(disturbed.ranks == undisturbed.ranks);
+  EXPECT_LT(disturbed.replays, undisturbed.replays);
   EXPECT_GE(disturbed.replays, 6);
   EXPECT_EQ(replays[6], replays[5]);  // the fifth was queued on rank 0 too
 }
@@ -390,7 +390,7 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
   for (const TypedOptions& o : nccl_plans(gpus)) {
     SCOPED_TRACE(make_command(o));
     constexpr int64_t kAfter = 5;  // replayed
-    Sequences sequences = test::counted(resolve(o));
+    Sequences sequences = test::synthetic(resolve(o));
     sequences.load = [&o, good = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
                                                  int32_t* targets) {
       const int64_t last = o.optim.batch - 1;

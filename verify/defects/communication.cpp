@@ -70,7 +70,7 @@ constexpr int64_t kCall = 5;     // index of the failing call, from 0
 constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
 template <Fault::Kind kind>
-void plant_fault(VerifyHooks& hooks, const TrainConfig& job) {
+void inject_fault(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.launching, [rank = last_rank(job)](LaunchOptions& how) {
     how.timeout_s = std::min(how.timeout_s, kPatience);
     how.around = with_faults({{rank, {{.kind = kind, .call = kCall}}}});
@@ -154,7 +154,7 @@ const Requirement kNoFloat64{"dtype", "fp32", [](const TrainConfig& j) { return 
 
 }  // namespace
 
-std::vector<InjectedFault> defects_of_calls() {
+std::vector<InjectedFault> call_faults() {
   return {
       {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
        "missing-gradient-sum", kEverywhere, kSumWants, injects([](const TrainConfig& j) {
@@ -202,9 +202,9 @@ std::vector<InjectedFault> defects_of_calls() {
          return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
       {"lost-call", "a rank skips one of its communication calls", "lost-call", kOnLastRank, wants(kRanks, kDirect),
-       plant_fault<Fault::Kind::drop>},
+       inject_fault<Fault::Kind::drop>},
       {"failing-rank", "a rank throws an error in one of its communication calls", "failed-rank", kOnLastRank,
-       wants(kRanks, kDirect), plant_fault<Fault::Kind::fail>},
+       wants(kRanks, kDirect), inject_fault<Fault::Kind::fail>},
       {"needless-all-reduce", "an unused array is all-reduced over the data ranks after each update",
        "needless-communication", kEverywhere, wants(kDataRanks), updates([](Trainer& t, const StepReport& report) {
          t.update(report);
@@ -219,7 +219,7 @@ std::vector<InjectedFault> defects_of_calls() {
   };
 }
 
-std::vector<InjectedFault> defects_of_groups() {
+std::vector<InjectedFault> group_faults() {
   return {
       {"unsummed-group",
        "gradient shards are not reduced across sharding groups: each group trains on its own sequences",

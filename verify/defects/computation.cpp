@@ -187,7 +187,7 @@ void keep_gradients(VerifyHooks& hooks, const TrainConfig& job) {
 
 }  // namespace
 
-std::vector<InjectedFault> defects_of_computation() {
+std::vector<InjectedFault> computation_faults() {
   return {
       {"skipped-microbatch", "the last micro-batch of the last data rank is skipped", "microbatch-skipped",
        "on data rank {dp}", wants(kSeveral),
@@ -273,7 +273,7 @@ std::vector<InjectedFault> defects_of_computation() {
   };
 }
 
-std::vector<InjectedFault> defects_of_resources() {
+std::vector<InjectedFault> resource_faults() {
   return {
       {"kept-gradients", "a rank retains a second buffer as large as its gradients", "kept-memory", kOnLastRank,
        wants(), keep_gradients},

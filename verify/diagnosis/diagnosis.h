@@ -15,7 +15,7 @@
 namespace tessera {
 
 // Loss or gradient norm of a step (from 1).
-struct NumberDifference {
+struct ScalarDifference {
   int64_t step = 0;
   std::string what;  // "loss", "gradient norm"
   double found = 0, expected = 0;
@@ -85,7 +85,7 @@ struct Observations {
 
   std::string stopped = {};  // why the run ended early; other observations may then be missing
   bool out_of_step = false;  // ended by a timeout, or by ranks in different calls
-  std::vector<NumberDifference> numbers = {};
+  std::vector<ScalarDifference> scalars = {};
   std::vector<TensorDifference> tensors = {};
   std::vector<SentDifference> sent = {};
   std::vector<HeldDifference> held = {};
@@ -98,7 +98,7 @@ struct Observations {
   std::vector<Probe> probes = {};
 
   bool empty() const {
-    return stopped.empty() && numbers.empty() && tensors.empty() && sent.empty() && held.empty() && given.empty() &&
+    return stopped.empty() && scalars.empty() && tensors.empty() && sent.empty() && held.empty() && given.empty() &&
            copies.empty() && in_flight.empty();
   }
 };
