@@ -392,12 +392,12 @@ void inspect(const CheckpointOptions& o) {
 }  // namespace
 
 int run(const CheckpointOptions& o) {
-  using Way = CheckpointOptions::Way;
-  if (o.way == Way::import) import_model(o);
-  if (o.way == Way::write) export_model(o);
-  if (o.way == Way::inspect) inspect(o);
-  if (o.way == Way::reshard) reshard(o);
-  if (o.way == Way::quantize) quantize(o);
+  using Action = CheckpointOptions::Action;
+  if (o.action == Action::import) import_model(o);
+  if (o.action == Action::write) export_model(o);
+  if (o.action == Action::inspect) inspect(o);
+  if (o.action == Action::reshard) reshard(o);
+  if (o.action == Action::quantize) quantize(o);
   return 0;
 }
 

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <vector>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/output.h"
@@ -66,7 +66,7 @@ int check_class(const LabOptions& o) {
             !is_new && first->second != learner)
           verdict.notes.push_back("has the same seed as " + first->second + ": the same task was submitted twice");
       const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
-      points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.kept));
+      points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.passed));
       solved += verdict.solved;
       for (const std::string& note : verdict.notes) notes += fmt::format("note: {}, {}: {}\n", learner, name, note);
       if (!as_text) print(p ? lab::json(*p, verdict, learner) : lab::json(*e, verdict, learner));
@@ -90,33 +90,34 @@ int check_class(const LabOptions& o) {
 }  // namespace
 
 int run(const LabOptions& o) {
-  using Way = LabOptions::Way;
-  if (o.way == Way::list) {
+  using Action = LabOptions::Action;
+  if (o.action == Action::list) {
     print(list());
     return 0;
   }
   if (!o.all.empty() && !o.exercise.empty())
     bad_usage("--all: cannot be combined with an exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a directory");
+  if (o.action == Action::check && o.folder.empty())
+    bad_usage("lab check: expected N and DIR, or --all with a directory");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
-    if (o.way == Way::check) {
+    if (o.action == Action::check) {
       const lab::Verdict verdict = lab::grade(*p, o.folder);
       return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
     }
-    if (o.way != Way::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
+    if (o.action != Action::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
     lab::start(*p, o.folder);
   } else {
     const lab::Exercise& e = lab::exercise(o.exercise);
-    if (o.way == Way::answer) {
+    if (o.action == Action::answer) {
       lab::answer(e);
       return 0;
     }
-    if (o.way != Way::start) {
+    if (o.action != Action::start) {
       std::optional<Progress> progress;
       progress.emplace(Progress::for_stderr(0, false)).work(fmt::format("building and grading {}", e.name));
-      const lab::Verdict verdict = o.way == Way::grade ? lab::grade(e) : lab::check(e, o.folder);
+      const lab::Verdict verdict = o.action == Action::grade ? lab::grade(e) : lab::check(e, o.folder);
       progress.reset();
       return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
     }

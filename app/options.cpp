@@ -186,9 +186,9 @@ Settings field_descriptors(PlanOptions& o) {
   return s;
 }
 
-Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
-  using Way = CheckpointOptions::Way;
-  const auto at = static_cast<size_t>(way);
+Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Action action) {
+  using Action = CheckpointOptions::Action;
+  const auto at = static_cast<size_t>(action);
   constexpr std::array<std::string_view, 5>
       from = {"Hugging Face folder: config.json and model.safetensors, possibly in shards",
               "run directory or checkpoint", "run directory or checkpoint",
@@ -196,17 +196,17 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
       out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
   s.add(o.from, {"FROM", from.at(at)}).by_place();
-  if (way != Way::reshard && way != Way::quantize)
+  if (action != Action::reshard && action != Action::quantize)
     s.add(o.base, {"base", kBaseHelp}).a("a Hugging Face folder or a run");
-  if (way != Way::inspect) s.add(o.out, {"out", out.at(at)}).a("a new directory");
-  if (way == Way::import || way == Way::write)
+  if (action != Action::inspect) s.add(o.out, {"out", out.at(at)}).a("a new directory");
+  if (action == Action::import || action == Action::write)
     s.add(o.dtype, {"dtype", "dtype of the stored tensors (default: unchanged)"}).of("fp32|bf16");
-  if (way == Way::import)
+  if (action == Action::import)
     s.add(o.tokenizer, {"tokenizer", "bytes, or a tokenizer directory [the model's own]"}).a("a tokenizer");
-  if (way == Way::write)
+  if (action == Action::write)
     s.add(o.merge,
           {"merge", "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
-  if (way != Way::quantize) return s;
+  if (action != Action::quantize) return s;
   s.add(o.method, {"method", "gptq, or rtn (round to nearest) as a baseline"}).of("gptq|rtn");
   s.add(o.bits, {"bits", "bits per weight"}).of("4");
   s.add(
@@ -227,14 +227,14 @@ Settings field_descriptors(ExploreOptions& o) {
   return s;
 }
 
-Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
-  using Way = LabOptions::Way;
+Settings field_descriptors(LabOptions& o, LabOptions::Action action) {
+  using Action = LabOptions::Action;
   Settings s;
-  const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
-  if (way != Way::list)
+  const Bounds places = action == Action::check ? Bounds{0, 1} : Bounds{};
+  if (action != Action::list)
     s.add(o.exercise, {"N", "number or name of an exercise or puzzle, such as p1", places}).by_place();
-  if (way == Way::start) s.add(o.folder, {"DIR", "directory to create"}).by_place();
-  if (way != Way::check) return s;
+  if (action == Action::start) s.add(o.folder, {"DIR", "directory to create"}).by_place();
+  if (action != Action::check) return s;
   s.add(o.folder, {"DIR", "directory created by `lab start`, or the file of a puzzle", places}).by_place();
   s.add(o.all, {"all", "grade a class: a directory with one subdirectory per learner"}).a("a directory");
   s.add(o.format, {"format", kFormat}).of("text|json");

@@ -133,8 +133,8 @@ struct PlanOptions {
 };
 
 struct CheckpointOptions {
-  enum class Way { import, write, reshard, quantize, inspect };
-  Way way = Way::inspect;
+  enum class Action { import, write, reshard, quantize, inspect };
+  Action action = Action::inspect;
   std::string from;
   std::optional<std::string> base = {};  // if `from` contains adapters
   std::string out;                       // import and reshard: a run directory; export and quantize: a folder
@@ -151,8 +151,8 @@ struct ExploreOptions {
 };
 
 struct LabOptions {
-  enum class Way { list, start, check, grade, answer };
-  Way way = Way::list;
+  enum class Action { list, start, check, grade, answer };
+  Action action = Action::list;
   std::string exercise, folder, all, format = "text";
 };
 
@@ -165,9 +165,9 @@ Settings field_descriptors(DatasetOptions& options);
 Settings field_descriptors(ReportOptions& options);
 Settings field_descriptors(BenchOptions& options);
 Settings field_descriptors(PlanOptions& options);
-Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Way way);
+Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Action action);
 Settings field_descriptors(ExploreOptions& options);
-Settings field_descriptors(LabOptions& options, LabOptions::Way way);
+Settings field_descriptors(LabOptions& options, LabOptions::Action action);
 
 // Whether `plan` accepts this option of `train`; whether the planner searches its values if unset.
 bool is_of_plan(const Setting& setting);

@@ -90,7 +90,7 @@ Ordered bytes_json(const VerifyResult& r) {
     Ordered& entry = bytes[s.axis][s.operation];
     entry["calls"] = s.calls;
     entry["sent"] = s.bytes;
-    entry["busiest_rank"] = s.most;
+    entry["busiest_rank"] = s.busiest;
     if (!entry.contains("expected")) entry["expected"] = 0;
   }
   return bytes;
@@ -157,12 +157,13 @@ Ordered diagnosis_json(const VerifyResult& r) {
 
 // `defect`: the injected fault or null.
 std::string verify_json(const VerifyResult& r, const TrainConfig& job, const InjectedFault* fault) {
-  const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
+  const auto to_json = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, fault_json = nullptr;
   if (const InjectedFault* const d = fault)
     fault_json = {
         {"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}, {"seed", job.optim.seed}};
-  if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
+  if (r.bubble)
+    bubble = {{"simulated", to_json(r.bubble)}, {"formula", to_json(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
                        {"dtype", value_name(job.optim.dtype)},
@@ -234,7 +235,7 @@ std::string bytes_text(const VerifyResult& r) {
       if (e.axis == s.axis && e.operation == s.operation) expected = e;
     out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation,
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
-                       expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
+                       expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.busiest);
   }
   return r.sent.empty() ? out + "  no communication: a single rank\n" : out;
 }

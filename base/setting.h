@@ -46,8 +46,8 @@ struct Field {
   bool of_weights = false;               // a property of trained weights
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
-  double* share = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
-  char of_what = 0;         // the suffix, '%' or 'e'
+  double* fraction = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
+  char of_what = 0;            // the suffix, '%' or 'e'
 
   Field& follows() { return open = true, *this; }
   Field& of_call() { return in_file = false, *this; }
@@ -62,7 +62,7 @@ struct Field {
   Field& for_identity(IdentityRole when) { return same = when, *this; }
   Field& for_record(IdentityRole when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
-  Field& or_share(double& fraction, char suffix) { return share = &fraction, of_what = suffix, *this; }
+  Field& or_fraction(double& value, char suffix) { return fraction = &value, of_what = suffix, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 
@@ -144,9 +144,9 @@ class Settings {
 
 // Whether the other fields' values enable this field.
 bool applies(const Setting& setting, const Settings& all);
-// Throw FieldError: check_least() for integers below their range that are not the default, check_read() for unused
+// Throw FieldError: check_minimum() for integers below their range that are not the default, check_read() for unused
 // fields that differ from their default.
-void check_least(const Settings& all, const Settings& defaults);
+void check_minimum(const Settings& all, const Settings& defaults);
 void check_read(const Settings& all, const Settings& defaults);
 // The fields that differ: "dp=2 zero=3".
 std::string difference(const Settings& from, const Settings& defaults);

@@ -451,14 +451,14 @@ def tuning(bench):
 def curve(bench):
     """The first fp32 losses of a model on the GPU compared with the CPU. Rounding differences grow during a run; the bound
     holds for 20 steps."""
-    model, bound, steps, least = bench.models[0], 1e-3, 20, 5
+    model, bound, steps, enough = bench.models[0], 1e-3, 20, 5
     words, losses = ["--dtype", "fp32", "--ranks", "1"], {}
     for device, limit in (("cuda", bench.options.limit), ("cpu", bench.options.cpu_limit)):
         try:
             losses[device] = bench.train(f"curve, {device}", model, words, steps, device, limit=limit, batch=1)["losses"]
         except Failed as e:
             losses[device] = losses_of(json_lines(e.out))
-            if device == "cuda" or len(losses[device]) < least:  # the first losses of a slow CPU are sufficient
+            if device == "cuda" or len(losses[device]) < enough:  # the first losses of a slow CPU are sufficient
                 bench.say(f"{model} on {device}: {bench.failed(f'curve, {device}', e)}")
                 return
     apart = [abs(a - b) / abs(a) for a, b in zip(losses["cpu"], losses["cuda"])]
@@ -468,7 +468,7 @@ def curve(bench):
               f"at most {max(apart):.1e}, in the first step {apart[0]:.1e}; expected at most {bound:.0e}")
 
 
-MOST_ROWS, LEAST_STEP = 30, 30  # kernels in the table; minimum launches of a step
+MAX_ROWS, MIN_STEP = 30, 30  # kernels in the table; minimum launches of a step
 
 
 def kernels_of(text):
@@ -484,7 +484,7 @@ def kernels_of(text):
 def last_step(launches):
     """The launches of the last step: the longest kernel sequence repeated consecutively near the end, or empty."""
     names = [name for name, _ in launches]
-    for size in range(len(names) // 2, LEAST_STEP, -1):
+    for size in range(len(names) // 2, MIN_STEP, -1):
         for behind in range(min(100, len(names) - 2 * size) + 1):
             end = len(names) - behind
             if names[end - size:end] == names[end - 2 * size:end - size]:
@@ -500,8 +500,8 @@ def table(launches, steps=1):
         count, time = rows.get(f"`{short}`", (0, 0))
         rows[f"`{short}`"] = (count + 1 / steps, time + ns / steps)
     ordered = sorted(rows.items(), key=lambda row: -row[1][1])
-    if rest := ordered[MOST_ROWS:]:
-        ordered[MOST_ROWS:] = [(f"{len(rest)} others", tuple(sum(x) for x in zip(*(row for _, row in rest))))]
+    if rest := ordered[MAX_ROWS:]:
+        ordered[MAX_ROWS:] = [(f"{len(rest)} others", tuple(sum(x) for x in zip(*(row for _, row in rest))))]
     return ["| kernel | launches | ms | fraction |", "|---|---|---|---|",
             *(f"| {name} | {count:.0f} | {time / 1e6:.3f} | {100 * time / total:.1f}% |" for name, (count, time) in ordered),
             f"| all | {len(launches) / steps:.0f} | {total / 1e6:.3f} | |"]

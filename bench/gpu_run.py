@@ -196,14 +196,14 @@ def why_refused(gpu, wanted):
 def attention_refused(attention, kind):
     if kind is None:
         return ""
-    for way in ("forward", "backward"):
-        counts = attention[way]
+    for direction in ("forward", "backward"):
+        counts = attention[direction]
         others = {k: counts[k] for k in KINDS if counts[k] > 0 and k != kind and not (kind == "own" and k != "cudnn")}
         served = sum(counts[k] for k in KINDS) - sum(others.values())
         if others or served == 0:
             found = ", ".join(f"{n} by {k}" for k, n in others.items()) or "none"
             reasons = "; ".join(attention.get("refused", []))
-            return f"attention {way}: requested {kind}, got {found}" + (f" ({reasons})" if reasons else "")
+            return f"attention {direction}: requested {kind}, got {found}" + (f" ({reasons})" if reasons else "")
     return ""
 
 
@@ -224,9 +224,9 @@ def describe(gpu):
         return "not reported"
     try:
         parts = []
-        for way in ("forward", "backward"):
-            counts = gpu["attention"][way]
-            parts.append(f"attention {way} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))
+        for direction in ("forward", "backward"):
+            counts = gpu["attention"][direction]
+            parts.append(f"attention {direction} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))
         parts += [f"cuDNN refused: {reason}" for reason in gpu["attention"]["refused"]]
         graph = gpu["graph"]
         parts.append(f"graph {graph['captures']} captured, {graph['replays']} launched, {graph['queued']} queued"

@@ -196,8 +196,8 @@ void time_calls(benchmark::State& state, Context& context, double bytes, double 
   const Rates rates = compute_rates(bytes * runs, flops * runs, seconds, context.ceilings());
   state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
   state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? rates.flops : kNone);
-  state.counters["share"] = benchmark::Counter(rates.share);
-  if (rates.share > 1)
+  state.counters["share"] = benchmark::Counter(rates.fraction);
+  if (rates.fraction > 1)
     state.SetLabel("above the ceiling: data in cache, or the measured ceiling is too low");
   else if (context.on_gpu() && bytes < kCached)
     state.SetLabel("in cache");

@@ -75,7 +75,7 @@ double copy_rate(int64_t bytes, double seconds);  // bytes read plus written
 double matmul_rate(int64_t n, double seconds);
 
 struct Rates {
-  double bytes_per_s, flops, share;  // share: roofline time / measured time
+  double bytes_per_s, flops, fraction;  // roofline time / measured time
 };
 Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& ceilings);
 
@@ -85,7 +85,7 @@ double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
 
 // Group `op/`: every op of the op table, forward and backward, as in op/matmul/forward/fp32. Rows report the minimum
-// bytes moved (operands and results once), matmul FLOPs, and `share`, the roofline time over the measured time.
+// bytes moved (operands and results once), matmul FLOPs, and `fraction`, the roofline time over the measured time.
 
 struct OpRows {
   std::vector<Row> rows;

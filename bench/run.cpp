@@ -222,9 +222,9 @@ std::regex to_regex(const std::string& filter) {
 
 }  // namespace
 
-double quantile(std::vector<double> values, double share) {
+double quantile(std::vector<double> values, double fraction) {
   std::ranges::sort(values);
-  const double at = share * static_cast<double>(values.size() - 1), below = std::floor(at);
+  const double at = fraction * static_cast<double>(values.size() - 1), below = std::floor(at);
   const auto i = static_cast<size_t>(below);
   return std::lerp(values[i], values[std::min(i + 1, values.size() - 1)], at - below);
 }
@@ -401,7 +401,7 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
 
 // Retains freed message buffers; otherwise a row's page faults depend on the preceding rows. 32 MiB is the maximum of
 // M_MMAP_THRESHOLD.
-void keep_memory() {
+void reuse_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
@@ -431,7 +431,7 @@ void run_rows(const Args& args, const Place& place, const Print& print) {
         "such as op/matmul/forward/fp32 or collective/all_reduce, and a number of ranks that divides the model",
         filter));
   if (place.processes() && place.job->rank() > 0) {
-    keep_memory();
+    reuse_freed_memory();
     for (Order next = broadcast_order(*place.job, kNoMore); next != kNoMore;
          next = broadcast_order(*place.job, kNoMore))
       by_ranks[static_cast<size_t>(next[0])].measure(*place.job, next[1]);
@@ -444,7 +444,7 @@ void run_rows(const Args& args, const Place& place, const Print& print) {
     for (const Row& row : rows) print(row.name + "\n");
     return dismiss();
   }
-  keep_memory();
+  reuse_freed_memory();
   add_context();
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);

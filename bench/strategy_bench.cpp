@@ -347,8 +347,8 @@ using Figures = std::map<std::string, std::vector<double>>;
 
 void note(Figures& figures, const Schedule& schedule, const Actions& step, bool shared) {
   const Times times = simulate_times(schedule, shared ? step.lengths : step.happened);
-  figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_share());
-  if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_share());
+  figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_fraction());
+  if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_fraction());
   std::map<std::string, double> totals;  // sum over stages, per micro-batch
   for (const StageTimes& t : times.stages) {
     totals["forward_s"] += t.forward;
@@ -375,7 +375,7 @@ Measured measure_schedule(const TrainConfig& job, Communicator& world, int64_t s
     if (i >= TimedSteps::kWarmUp) note(figures, timed.schedule(), step, shared);
   }
   Measured m = timed.result();
-  m.add("bubble_predicted", simulate(timed.schedule()).bubble_share());
+  m.add("bubble_predicted", simulate(timed.schedule()).bubble_fraction());
   m.add("bubble_formula", bubble_formula(timed.schedule()).value_or(kNone));
   for (const char* name : {"bubble_replayed", "bubble_measured", "forward_s", "backward_s", "input_s", "weight_s"})
     m.add(name, figures[name].empty() ? kNone : median(figures[name]));

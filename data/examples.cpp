@@ -457,7 +457,7 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   };
   const auto trained = [&](size_t count) {
     if (held_file) return count;
-    const double held = static_cast<double>(count) * o.held.share;
+    const double held = static_cast<double>(count) * o.held.fraction;
     return count - std::clamp<size_t>(static_cast<size_t>(held * (1 + 1e-12)), 1, count - 1);
   };
   require_enough(rendered.size());

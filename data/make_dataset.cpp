@@ -296,9 +296,9 @@ Dataset opened(bool written, const fs::path& directory) {
 
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
-  const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))
-                           : held.share != HeldOut{}.share ? fmt::format("-{:g}", held.share)
-                                                           : "";
+  const std::string rest = !held.file.empty()                    ? fmt::format("-{:016x}", file_checksum(held.file))
+                           : held.fraction != HeldOut{}.fraction ? fmt::format("-{:g}", held.fraction)
+                                                                 : "";
   return fmt::format("{}{:016x}-{}{}", text.content, cuts, cache_name(choice), rest);
 }
 std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {

@@ -25,7 +25,7 @@ TrainConfig make_config(const fs::path& folder, const Plan& plan) {
       .model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 64, .context = 64, .tied = false},
       .optim = {.lr = 3e-3, .warmup = 10, .steps = 60, .batch = 8, .seed = 1},
       .plan = plan,
-      .data = {.source = "tinyshakespeare", .held = {.share = 0.01}, .tokenizer = "char"},
+      .data = {.source = "tinyshakespeare", .held = {.fraction = 0.01}, .tokenizer = "char"},
       .run = {.out = folder.string(), .save_every = 5, .eval_every = 20}};
   config.plan.threads_per_rank = 1;  // more threads may change the summation order
   // A run directory is locked by its writer and never overwritten: an existing run must be continued explicitly.

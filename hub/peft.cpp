@@ -133,7 +133,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
     *into = found->get<std::map<std::string, double>>();
   }
   out.magnitudes = keys.flag("use_dora", false), out.adds_bias = keys.flag("lora_bias", false);
-  out.biases = keys.text("bias", "none") != "none", out.keeps_tied = keys.flag("ensure_weight_tying", false);
+  out.biases = keys.text("bias", "none") != "none", out.preserves_tie = keys.flag("ensure_weight_tying", false);
   const PeftNames saved = names_in(keys, what, "modules_to_save");
   if (!saved.regex.empty() || saved.all_linear)
     keys.refuse("modules_to_save", "a list of modules", *keys.find("modules_to_save"));

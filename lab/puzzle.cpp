@@ -85,7 +85,7 @@ std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
 // In percent, for a step of `makespan` units.
 double measured_bubble(const ScheduleTask& t, double makespan) {
   const Simulation known = simulate(t.known, t.times);
-  return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
+  return 100 * (1 - (1 - known.bubble_fraction()) * known.makespan / makespan);
 }
 
 ScheduleTask make_task(const SchedulePuzzle& p, uint64_t seed) { return make_task(p.family, seed); }
@@ -140,7 +140,7 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
     expect(peaks[r] <= t.in_flight[r], "in flight",
            fmt::format("rank {} has {} F in flight; expected at most {}", r, peaks[r], t.in_flight[r]),
            cause_in_flight(s, s.actions[r]), picture);
-  const double bubble = 100 * sim.bubble_share();
+  const double bubble = 100 * sim.bubble_fraction();
   expect(sim.makespan <= t.makespan, "bubble",
          fmt::format("a step takes {} units with a bubble of {:.1f}%; expected at most {} units, {:.1f}%", sim.makespan,
                      bubble, t.makespan, measured_bubble(t, t.makespan)),
@@ -533,10 +533,10 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
                                 split(note(p, *out.seed), '\n')[0]),
                     "the file belongs to a different task: each `lab start` creates a new one"};
     const Right right = p.task(*out.seed).grade(text, file.string());
-    picture = right.picture, out.score = right.score, out.solved = true, out.kept = p.bounds.size();
+    picture = right.picture, out.score = right.score, out.solved = true, out.passed = p.bounds.size();
     for (const std::string& line : right.held) lines += fmt::format("  passed {}\n", line);
   } catch (const Failure& w) {
-    out.wrong = w, out.kept = kept_bounds(p.bounds, w);
+    out.wrong = w, out.passed = passed_bounds(p.bounds, w);
   } catch (const Error& e) {
     out.wrong = {"file", e.what(), ""};
   }

@@ -181,7 +181,7 @@ UpdateScalars Optimizer::next(double lr) const {
           .step_size = -lr / (1 - std::pow(options_.beta1, t)),
           .root_scale = 1 / std::sqrt(1 - std::pow(options_.beta2, t)),
           .coupled = coupled ? options_.weight_decay : 0,
-          .keep = coupled ? 1 : 1 - lr * options_.weight_decay};
+          .decay_factor = coupled ? 1 : 1 - lr * options_.weight_decay};
 }
 
 void Optimizer::step(double lr, double grad_scale) {

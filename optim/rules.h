@@ -39,7 +39,7 @@ struct OptimizerOptions {
 struct UpdateScalars {
   double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
   double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
-  double coupled = 0, keep = 1;          // weight_decay if coupled; 1 - lr weight_decay if decoupled
+  double coupled = 0, decay_factor = 1;  // weight_decay if coupled; 1 - lr weight_decay if decoupled
   bool skip = false;                     // leave everything unchanged
 };
 
@@ -47,7 +47,7 @@ struct UpdateScalars {
 template <class W>
 struct UpdateConstants {
   W momentum, beta1, rest1, beta2, rest2, eps;
-  W lr = 0, grad_scale = 1, step_size = 0, root_scale = 0, coupled = 0, keep = 1;
+  W lr = 0, grad_scale = 1, step_size = 0, root_scale = 0, coupled = 0, decay_factor = 1;
 
   constexpr explicit UpdateConstants(const OptimizerOptions& o)
       : momentum(static_cast<W>(o.momentum)),
@@ -63,14 +63,14 @@ struct UpdateConstants {
     c.step_size = static_cast<W>(now.step_size);
     c.root_scale = static_cast<W>(now.root_scale);
     c.coupled = static_cast<W>(now.coupled);
-    c.keep = static_cast<W>(now.keep);
+    c.decay_factor = static_cast<W>(now.decay_factor);
     return c;
   }
   constexpr UpdateConstants of_slot(bool decays) const {
     UpdateConstants c = *this;
     if (!decays) {
       c.coupled = W(0);
-      c.keep = W(1);
+      c.decay_factor = W(1);
     }
     return c;
   }
@@ -113,7 +113,7 @@ struct Adam {
     const W g = math::fma(c.coupled, p, c.grad_scale * grad);
     m = math::fma(c.beta1, m, c.rest1 * g);
     v = math::fma(c.beta2, v, c.rest2 * g * g);
-    p = math::fma(c.step_size, m / math::fma(math::sqrt(v), c.root_scale, c.eps), c.keep * p);
+    p = math::fma(c.step_size, m / math::fma(math::sqrt(v), c.root_scale, c.eps), c.decay_factor * p);
   }
 };
 
@@ -133,7 +133,7 @@ struct MuonMatrix {
   static constexpr std::array<std::string_view, 0> kStates = {};
   template <class W>
   static constexpr void update(const UpdateConstants<W>& c, W update, W& p) {
-    p = math::fma(-c.lr, update, c.keep * p);
+    p = math::fma(-c.lr, update, c.decay_factor * p);
   }
 };
 

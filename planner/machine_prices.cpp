@@ -72,7 +72,7 @@ class Clock {
     parts.dp += slowest - parts.optimizer;
     out.step_s = sim.makespan + slowest;
     parts.bubble = std::max(0.0, out.step_s - (parts.sum() - parts.bubble));
-    out.bubble = sim.makespan * sim.bubble_share() / out.step_s;
+    out.bubble = sim.makespan * sim.bubble_fraction() / out.step_s;
   }
 
  private:

@@ -31,7 +31,7 @@ template <class... Args>
 
 void check_ranges(Plan p) {
   Plan defaults;
-  check_least(field_descriptors(p), field_descriptors(defaults));
+  check_minimum(field_descriptors(p), field_descriptors(defaults));
   const auto positive = [](const char* field, double found) {
     if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, got {}", found);
   };

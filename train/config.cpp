@@ -84,9 +84,9 @@ Settings field_descriptors(Optimisation& o) {
   s.add(o.lr, {"lr", hyperparameter_help("lr"), {0}});
   s.add(o.min_lr,
         {"min_lr", "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]", {0}})
-      .or_share(o.min_lr_share, '%');
+      .or_fraction(o.min_lr_fraction, '%');
   s.add(o.warmup, {"warmup", "linear warm-up steps; a percentage (3%) is relative to `steps`", {0, kMaxSteps}})
-      .or_share(o.warmup_share, '%');
+      .or_fraction(o.warmup_fraction, '%');
   s.add(o.state_dtype, {"state_dtype",
                         "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic "
                         "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
@@ -156,10 +156,10 @@ int64_t state_bytes(const Optimisation& o, bool matrices) {
 }
 
 LrSchedule lr_schedule(const Optimisation& o) {
-  const double warmup_steps = o.warmup_share * static_cast<double>(o.steps);
+  const double warmup_steps = o.warmup_fraction * static_cast<double>(o.steps);
   return {.lr = o.lr,
-          .min_lr = o.min_lr_share > 0 ? o.min_lr_share * o.lr : o.min_lr.value_or(o.lr / 10),
-          .warmup = o.warmup_share > 0 ? std::llround(warmup_steps) : o.warmup,
+          .min_lr = o.min_lr_fraction > 0 ? o.min_lr_fraction * o.lr : o.min_lr.value_or(o.lr / 10),
+          .warmup = o.warmup_fraction > 0 ? std::llround(warmup_steps) : o.warmup,
           .steps = o.steps};
 }
 

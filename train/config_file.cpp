@@ -27,7 +27,7 @@ void add_data(Settings& s, DataConfig& d) {
          "FILE.jsonl, 'a*.jsonl,b.jsonl' or a directory of such files; or a mixture: A=0.7,B=0.3, or a .json or .toml "
          "file of names and weights"});
   s.add(d.held.file, {"val_data", "text file or examples for validation; replaces `val_share`"});
-  s.add(d.held.share, {"val_share", "fraction of `data` held out for validation", {0, 1, true}});
+  s.add(d.held.fraction, {"val_share", "fraction of `data` held out for validation", {0, 1, true}});
   s.add(d.tokenizer,
         {"tokenizer",
          "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a directory with tokenizer.json (or "
@@ -72,7 +72,7 @@ void add_files(Settings& s, RunConfig& r) {
   s.add(r.save_every, {"save_every",
                        "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end",
                        {0, kMaxInterval}})
-      .or_share(r.save_share, 'e');
+      .or_fraction(r.save_fraction, 'e');
   s.add(
       r.keep,
       {"keep", "number of newest checkpoints to keep, in addition to the one with the best validation loss", {1, 1e6}});
@@ -83,7 +83,7 @@ void add_files(Settings& s, RunConfig& r) {
   s.add(r.eval_every, {"eval_every",
                        "steps between validations, or epochs, such as 0.25e; 0: validate only at the end",
                        {0, kMaxInterval}})
-      .or_share(r.eval_share, 'e');
+      .or_fraction(r.eval_fraction, 'e');
   s.add(r.patience,
         {"patience", "stop the run after this number of validations without improvement; 0: never", {0, 1e6}});
   s.add(r.no_save,
@@ -201,7 +201,7 @@ FieldNames apply_config(TrainConfig& c, std::string_view file, const std::string
         throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
       const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
       if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, got '{}'", where, entry.value));
-      s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
+      s.read(where, s.is_text() || (s.field.fraction && entry.text) ? *entry.text : entry.value);
       out.emplace(s.field.name);
     });
   found.raise();

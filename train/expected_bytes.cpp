@@ -545,10 +545,10 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
   }
   add_pipeline(out, s, p);
   std::vector<SentBytes> all = out.result();
-  const int64_t ways = p.recompute == Recompute::block ? 6 : 4;
+  const int64_t transfers = p.recompute == Recompute::block ? 6 : 4;
   for (SentBytes& sent : all)
     if (sent.axis == "ep" && sent.operation == to_string(Op::all_to_all))
-      sent.bytes += rows.value_or(balanced_rows(job) * steps) * ways * s.config.channels * s.value;
+      sent.bytes += rows.value_or(balanced_rows(job) * steps) * transfers * s.config.channels * s.value;
   return all;
 }
 

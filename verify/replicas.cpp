@@ -12,10 +12,10 @@ namespace {
 
 template <class T>
 struct ReplicaStep {
-  T share, momentum, rate;
+  T fraction, momentum, rate;
   // `sum`: differences summed over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
-    const T mean = share * sum;
+    const T mean = fraction * sum;
     T step = mean;
     if (buffer) {
       *buffer = std::fma(momentum, *buffer, mean);
@@ -128,7 +128,7 @@ void Replicas::outer_step(const std::vector<const Together*>& together) {
     with_floating(t->common.dtype(), "replicas", [&](auto zero) {
       using T = decltype(zero);
       const ReplicaStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
-                              static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
+                                static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
       T* const momentum = t->momentum.defined() ? t->momentum.data<T>() : nullptr;
       for (int64_t i = 0; i < t->common.numel(); ++i)
         step(sums.data<T>()[at + i], momentum ? momentum + i : nullptr, t->common.data<T>()[i]);

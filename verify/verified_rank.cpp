@@ -142,7 +142,7 @@ class VerifiedRank {
         result_(result) {
     const SumOrder order = order_of_sums(trainer_);
     hooks_.made(trainer_);
-    if (replays_routing(job_)) keep_passes(trainer_.model());
+    if (replays_routing(job_)) record_passes(trainer_.model());
     owners_of_gradients_ = aside(full_matrix_state(trainer_, true));
     owners_of_values_ = aside(full_matrix_state(trainer_, false));
     if (world.rank() != 0) return;
@@ -191,7 +191,7 @@ class VerifiedRank {
     if (!replays_routing(job_)) return;
     const auto routing = std::make_shared<const Routing>(read_routing(trainer_));
     replayed_.leaving += routing->leaving;
-    replayed_.most = std::max(replayed_.most, routing->most);
+    replayed_.imbalance = std::max(replayed_.imbalance, routing->imbalance);
     for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy)
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
@@ -248,7 +248,7 @@ class VerifiedRank {
     note_copies(cause);
     for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
       const std::vector<NamedTensor> values = full_values(trainer_, copy), state = full_state(trainer_, copy);
-      if (oracle_) compare_kept(trainer_.steps_done(), values, state, copy);
+      if (oracle_) compare_replica(trainer_.steps_done(), values, state, copy);
     }
   }
 
@@ -307,11 +307,11 @@ class VerifiedRank {
     }
     oracle_->update();
     for (int copy = 0; copy < std::ssize(gradients); ++copy)
-      compare_kept(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
+      compare_replica(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
   }
 
-  void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
-                    int copy) {
+  void compare_replica(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
+                       int copy) {
     Reference& reference = oracle_->of(copy);
     const int rank_of_copy =
         copy * trainer_.data_axis().size() / trainer_.strategy().copies() * static_cast<int>(job_.plan.tp);
@@ -380,7 +380,7 @@ class VerifiedRank {
     if (!oracle_) return;
     const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
     result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);
-    result_.imbalance = std::max(1.0, routing.most);
+    result_.imbalance = std::max(1.0, routing.imbalance);
     for (size_t copy = 0; copy < oracle_->count(); ++copy) {
       const Reference& reference = oracle_->of(static_cast<int>(copy));
       result_.rerouted_tokens += reference.rerouted_tokens();

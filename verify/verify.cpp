@@ -128,7 +128,7 @@ void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   const Simulation clock = simulate(schedule);
   r.expected_in_flight.assign(clock.in_flight.begin(), clock.in_flight.end());
   if (schedule.ranks == 1) return;
-  r.bubble = clock.bubble_share();
+  r.bubble = clock.bubble_fraction();
   r.bubble_formula = bubble_formula(schedule);
 }
 

@@ -294,7 +294,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
 
 struct Found {
   std::string name;
-  double share = 1;
+  double ratio = 1;
   EvaluationText text;
   double loss = 0;
 
@@ -311,7 +311,7 @@ std::vector<Found> load_texts(const Inference& model) {
   std::vector<Found> out;
   if (!mixture) out.push_back({.name = "", .text = one(model.run.config.data.source)});
   for (const Weighted& w : mixture.value_or(std::vector<Weighted>()))
-    out.push_back({.name = w.name, .share = w.weight, .text = one(w.spec)});
+    out.push_back({.name = w.name, .ratio = w.weight, .text = one(w.spec)});
   return out;
 }
 
@@ -326,16 +326,16 @@ nlohmann::ordered_json result_json(const Found& f) {
 
 std::string result(bool json, const std::vector<Found>& all) {
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";
-  double loss = 0, bytes = 0, shares = 0;
+  double loss = 0, bytes = 0, ratios = 0;
   int64_t tokens = 0;
   for (const Found& f : all) {
-    shares += f.share;
-    loss += f.share * f.loss;
-    bytes += f.share * static_cast<double>(f.text.bytes) / f.tokens();
+    ratios += f.ratio;
+    loss += f.ratio * f.loss;
+    bytes += f.ratio * static_cast<double>(f.text.bytes) / f.tokens();
     tokens += f.text.rows->targets();
   }
   const double bits = loss / std::log(2.0) / bytes;
-  loss /= shares;
+  loss /= ratios;
   if (json) {
     nlohmann::ordered_json out{{"loss", loss}, {"tokens", tokens}, {"bits_per_byte", bits}};
     for (const Found& f : all) out["datasets"][f.name] = result_json(f);

@@ -264,7 +264,7 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
 
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
   Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
-  const double bubble = s.bubble_share(), makespan = s.makespan;
+  const double bubble = s.bubble_fraction(), makespan = s.makespan;
   std::vector<double> starts;
   for (const auto& rank : s.actions)
     for (const TimedAction& a : rank) starts.push_back(a.start);

@@ -160,7 +160,7 @@ Picture render_times(const Group& group, size_t files, double width) {
       .title = "", .lanes = {}, .max = std::max(0.01, std::log2(max_time / min_time)), .width = width, .right = 110};
   out.tall = 18, out.named = files, out.ticks = 6;
   for (auto& [lane, times] : lanes) {
-    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / min_time); };
+    const auto at = [&, &times = times](double q) { return std::log2(quantile(times, q) / min_time); };
     const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.suffix);
     const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
     if (!lane.suffix.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};

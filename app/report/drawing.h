@@ -29,7 +29,7 @@ std::string short_bytes(double bytes);
 // "431 µs", "1.23 ms", "2.10 s"
 std::string short_time(double milliseconds);
 // "37.5%"
-std::string percent(double share);
+std::string percent(double fraction);
 // "12.5 ms", for axis labels.
 std::string tick_of_ms(double time);
 
@@ -109,7 +109,7 @@ struct Cell {
 };
 Cell count_cell(int64_t n);
 Cell ms_cell(double ms);
-Cell bar_cell(double share, const std::string& css, const std::string& tip);  // fraction of the column width
+Cell bar_cell(double fraction, const std::string& css, const std::string& tip);  // fraction of the column width
 struct Column {
   Cell head;
   bool number = false;

@@ -113,7 +113,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
   if (root["format"].count() != 1) root["format"].refuse("format 1");
   r.written = root["written"].text();
   r.steps = root["steps"].count();
-  r.kept = root["kept"].text();
+  r.recorded = root["kept"].text();
   r.clock = root["clock"].text();
   r.model = describe_model(root["model"]);
   read_plan(r, root["plan"], file);
@@ -466,7 +466,7 @@ std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step)
       SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{{e.axis, e.operation}}).first->second;
       ++row.calls;
       row.bytes += e.sent;
-      row.most = std::max(row.most, own[&row] += e.sent);
+      row.busiest = std::max(row.busiest, own[&row] += e.sent);
       row.ms += (e.end - e.begin) / static_cast<double>(record.ranks.size());
     }
   }

@@ -56,7 +56,7 @@ struct Record {
   bool planned = false;      // sizes and bytes per step come from closed forms
   bool traced = false;       // otherwise only losses, rates and summary are known
   bool waits_noted = false;  // the trace contains stalls
-  std::string written, kept, clock;
+  std::string written, recorded, clock;
   std::string model;
   std::vector<std::pair<std::string, std::string>> plan;
   std::map<std::string, std::string> options;

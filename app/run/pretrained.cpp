@@ -409,7 +409,7 @@ void take_model(TypedOptions& o, const ModelConfig& c) {
 
 void check_minimum_memory(const TrainConfig& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))
-    refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
+    refuse(minimum_refusal(job, job.plan.ranks(), memory_limit()));
 }
 
 void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here) {
@@ -418,7 +418,7 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
   const bool saves = !config.run.no_save;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
-  const MinimumMemory of = least_memory(job);
+  const MinimumMemory of = minimum_memory(job);
   const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
   if (saves && asynchronous) here.gathered = static_cast<int64_t>(of.state);
   if (saves && samples && p.ranks() == 1) {
@@ -426,8 +426,8 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
     here.more_is = "the model that generates the sample";
   }
   if (saves_in_background(config)) {  // if replicas are equal, only the first is copied
-    const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
-    here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
+    const double fraction = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
+    here.more = static_cast<int64_t>((cut ? fraction : here.first == 0 ? 1 : 0) * (of.values + of.state));
     here.more_is = "a copy for saving in the background (avoidable with `save_every` 0)";
   }
   refuse(memory_refusal(job, here, limit_without_threads(job, here.ranks)));
@@ -436,7 +436,7 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
 void check_described(const fs::path& config, const fs::path& folder, const TrainConfig& job, int64_t vocab) {
   TrainConfig sized = job;
   sized.model = model_config(job, vocab);
-  const MinimumMemory of = least_memory(sized);
+  const MinimumMemory of = minimum_memory(sized);
   std::vector<fs::path> files = {folder / "model.safetensors"};
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -470,9 +470,9 @@ void check_memory_for_inference(const TrainConfig& job) {
 void check_memory_for_verifying(const TrainConfig& given) {
   const TrainConfig job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
-  const MinimumMemory of = least_memory(job);
+  const MinimumMemory of = minimum_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
-  refuse(least_refusal(job, job.plan.ranks(), limit));
+  refuse(minimum_refusal(job, job.plan.ranks(), limit));
   // The oracle is a separate model, with a gradient per data rank in addition to gradients gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};

@@ -223,14 +223,14 @@ class RankTimeline {
 
 // One event per line. `names`: processes; `kept`: recorded steps.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
-                          const std::string& kept) {
+                          const std::string& recorded) {
   const Alignment clock = align(logs);
   std::vector<Ordered> events;
   for (size_t r = 0; r < logs.size(); ++r)
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
   std::string text =
       "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.text}}
+      Ordered{{"program", "tessera"}, {"kept", recorded}, {"left_out", "events between steps"}, {"clock", clock.text}}
           .dump() +
       ",\n\"traceEvents\": [";
   const char* before = "\n";
@@ -245,7 +245,7 @@ std::string name_of_rank(const Mesh& mesh, int rank) {
   return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);
 }
 
-std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
+std::string recorded_steps(const std::vector<TraceStep>& steps, int64_t done) {
   if (steps.empty()) return "no steps";
   return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
 }
@@ -308,7 +308,7 @@ Ordered report_json(const TrainConfig& config, Trainer& trainer, const RunUsage&
       {"plan", plan_json(config, trainer)},
       {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
       {"clock", align(logs).text},
-      {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
+      {"kept", recorded_steps(logs[0].steps, trainer.steps_done())},
       {"ranks", ranks_json(logs, trainer.mesh(), usage)},
       {"sent", sent}};
 }
@@ -408,7 +408,7 @@ bool RunTrace::write(const TrainCall& call, Trainer& trainer, const RunUsage& us
   std::vector<std::string> names;
   for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(trainer.mesh(), r));
   const std::filesystem::path& folder = call.directory.path();
-  write_file(folder / "trace.json", timeline_json(logs, names, kept_steps(logs[0].steps, trainer.steps_done())));
+  write_file(folder / "trace.json", timeline_json(logs, names, recorded_steps(logs[0].steps, trainer.steps_done())));
   write_file(folder / "report.json", report_json(call.command.config, trainer, usage, logs).dump(1) + "\n");
   return true;
 }

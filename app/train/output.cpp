@@ -125,7 +125,7 @@ void TrainOutput::introduce(const RunStart& start) {
     const std::string why = no_graph_because(o, options_.trace, d.has_examples());
     message(why.empty() ? "CUDA graph: on (steps are captured once and replayed)"
                         : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string way = describe_nccl(plan_); !way.empty()) message(way);
+    if (const std::string nccl = describe_nccl(plan_); !nccl.empty()) message(nccl);
     if (const std::string hint = vocab_hint(o, start.model.config.vocab); !hint.empty() && !o.run.resume) message(hint);
   }
   if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
@@ -195,7 +195,7 @@ void TrainOutput::summary(const Facts& f, const std::function<void(const std::st
                  {"peak_flops", peak},
                  {"peak_bytes", f.usage.peak_bytes},
                  {"sent_bytes", sent},
-                 {"straggler", late ? Ordered{{"rank", late->rank}, {"share", late->share}} : Ordered()},
+                 {"straggler", late ? Ordered{{"rank", late->rank}, {"share", late->fraction}} : Ordered()},
                  {"plan", plan},
                  {"out", run_.string()}};
   if (f.predicted_s && stepped)
@@ -210,7 +210,7 @@ void TrainOutput::summary(const Facts& f, const std::function<void(const std::st
 }
 
 // `share`: fraction of the machine's peak matmul throughput.
-std::string TrainOutput::summary_text(const Facts& f, double rate, double share) const {
+std::string TrainOutput::summary_text(const Facts& f, double rate, double fraction) const {
   const std::string run = one_line(run_.string());
   const bool stepped = !rates_.empty();
   const int64_t steps = f.steps;
@@ -221,7 +221,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
                       : "the run is complete; it was not validated (--no-eval).\n";
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of this machine's matmul peak; ", losses_.front(),
-                        sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
+                        sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * fraction);
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps remained; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
@@ -230,7 +230,7 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
                         median_rate(times_) * 1e3);
   if (const auto& late = f.usage.straggler)
     text += fmt::format("Straggler: the other ranks waited for rank {} {:.0f}% of the time.\n", late->rank,
-                        100 * late->share);
+                        100 * late->fraction);
   if (const ExpertLoad::Busiest busiest = f.experts.busiest(); busiest.times > 0)
     text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
                         busiest.expert, busiest.layer, busiest.times, f.experts.dropped);

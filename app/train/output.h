@@ -54,7 +54,7 @@ class TrainOutput final : public RunObserver {
   void summary(const Facts& facts, const std::function<void(const std::string& record)>& append);
 
  private:
-  std::string summary_text(const Facts& facts, double tokens_per_s, double share) const;
+  std::string summary_text(const Facts& facts, double tokens_per_s, double fraction) const;
   void show(const std::string& json) const;
   void introduce(const RunStart& start);
   const TrainCall call_;

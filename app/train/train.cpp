@@ -139,22 +139,22 @@ TrainConfig TrainProcess::longest_rows(const Dataset& d) const {
 void TrainProcess::resolve_epochs(Dataset& d) {
   TrainConfig& s = config_;
   RunConfig& r = s.run;
-  if (!r.epochs && r.eval_share == 0 && r.save_share == 0) return;
+  if (!r.epochs && r.eval_fraction == 0 && r.save_fraction == 0) return;
   const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
-  double shares = 0;
-  for (const MixturePart& p : d.parts) shares += static_cast<double>(p.share);
+  double ratios = 0;
+  for (const MixturePart& p : d.parts) ratios += static_cast<double>(p.ratio);
   std::string passes;
   for (const MixturePart& p : d.parts)
     passes += fmt::format(", {} {:.3g} times", p.name,
-                          sequences * static_cast<double>(p.share) / shares /
+                          sequences * static_cast<double>(p.ratio) / ratios /
                               static_cast<double>(sequences_in(*p.dataset, s.model.context)));
   if (!passes.empty())
     d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, the total of its datasets, and reads{}",
                                   sequences, passes.substr(1)));
   const double steps = sequences / static_cast<double>(s.optim.batch);
   const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
-  for (const auto& [share, every] : {std::pair(&r.eval_share, &r.eval_every), {&r.save_share, &r.save_every}})
-    if (double fraction = std::exchange(*share, 0); fraction > 0) *every = of(fraction);
+  for (const auto& [epochs, every] : {std::pair(&r.eval_fraction, &r.eval_every), {&r.save_fraction, &r.save_every}})
+    if (double fraction = std::exchange(*epochs, 0); fraction > 0) *every = of(fraction);
   if (r.epochs)
     field_descriptors(s.optim).at("steps").read("`steps`", std::to_string(of(*std::exchange(r.epochs, std::nullopt))));
 }

@@ -350,7 +350,7 @@ constexpr Builtin kGlobals[] = {
     {"namespace", "*",
      [](const Call& c) {
        require_names(c);
-       return c.work.keep({.fields = std::map<std::string, Value>(c.named.begin(), c.named.end())});
+       return c.work.store({.fields = std::map<std::string, Value>(c.named.begin(), c.named.end())});
      }},
     {"raise_exception", "message",
      [](const Call& c) -> Value { throw InputError("the template raises an error: " + c.text(0)); }},

@@ -103,7 +103,7 @@ struct Inputs {
   }
 
   // Throws Failure if a reduce-scatter modified its input or wrote more than one chunk.
-  void expect_kept(const std::string& where, int rank, const Result& result) const {
+  void expect_unchanged(const std::string& where, int rank, const Result& result) const {
     if (result.buffer.empty() || result.buffer.back() != kUntouched)
       throw Failure{"values", where + ": more than one chunk was written to `out`; expected only this rank's chunk",
                     "`out` has the size of one chunk: the partial sum needs a separate buffer"};
@@ -177,7 +177,7 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
     if (std::ssize(found.values) != (op == Op::reduce_scatter ? in.range(r).size() : in.count)) throw NoAnswer();
     if (op == Op::all_gather) in.expect_gathered(where, found.values);
     if (op == Op::reduce_scatter) {
-      in.expect_kept(where, r, found);
+      in.expect_unchanged(where, r, found);
       expect_values(where, found.values, sum_from(in, r, graded.first(r)), graded.guesses(in, r), in.ranks);
     }
     if (op == Op::all_reduce) {

@@ -109,9 +109,9 @@ void check_case(Grading& grading, const Case& c, int n) {
       expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
                     {{"the local value is unchanged: no redistribution in the forward pass", x.rank[r]}}, n, 1e-12);
       const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
-      const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
+      const std::string conversion = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
       std::vector<Guess> guesses{
-          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
+          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, conversion), dy.rank[r]}};
       if (dual(c.to) != P)
         guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
       else if (dy.rank[0].size() == expected.size())
@@ -121,7 +121,7 @@ void check_case(Grading& grading, const Case& c, int n) {
           return;
         guesses.push_back(
             {fmt::format("the gradient is converted {} -> {}, which is {}; expected {}: dual(to) -> dual(from)",
-                         from.str(), to.str(), names, way),
+                         from.str(), to.str(), names, conversion),
              moved(dy, from, to, r)});
       };
       goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
@@ -136,7 +136,7 @@ void check_case(Grading& grading, const Case& c, int n) {
       };
       expect_bytes(grading, where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
       expect_bytes(grading, where + ", backward", seen.sent_backward, bytes(dual(c.to), dual(c.from)),
-                   fmt::format("the bytes of {}", way));
+                   fmt::format("the bytes of {}", conversion));
     });
 }
 

@@ -250,7 +250,7 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   MixtureOfExperts layer(kChannels,
                          {.hidden = kHidden, .experts = {.count = p.here * p.ranks, .balance_loss = 0, .z_loss = 0}});
   if (ep) shard_experts(layer, *ep);
-  if (loses_gradients) layer.keep_experts(0, p.here * p.ranks, without_gradient);
+  if (loses_gradients) layer.set_local_experts(0, p.here * p.ranks, without_gradient);
   layer.materialize(p.seed, arena, DType::float64, DType::float64);
   layer.set_step({.training = true});
   layer.clear_gradients();

@@ -29,7 +29,7 @@ struct Dropout {
     return static_cast<uint64_t>(((first_sequence + sequence) * tokens_total + position) * channels_total +
                                  first_channel);
   }
-  __device__ T kept(T v, uint32_t word) const {
+  __device__ T apply(T v, uint32_t word) const {
     return Philox::to_uniform(word) >= threshold ? T(static_cast<A>(v) * up) : T(A(0));
   }
 };
@@ -52,7 +52,7 @@ __global__ void dropout_kernel(Dropout<T> f) {
     const Philox::Block words = f.random(first + static_cast<uint64_t>(b), step);
     for (int k = 0; k < 4; ++k) {
       T& e = v[(4 * b + k) / kVecElems<T>].v[(4 * b + k) % kVecElems<T>];
-      e = f.kept(e, words[static_cast<size_t>(k)]);
+      e = f.apply(e, words[static_cast<size_t>(k)]);
     }
   }
   for (int p = 0; p < kVecs; ++p) store(to + p * kVecElems<T>, v[p]);
@@ -62,7 +62,7 @@ template <class T>
 __global__ void dropout_each_kernel(Dropout<T> f) {
   const int64_t at = global_thread(), i = at / f.at.length;
   if (i >= f.at.rows) return;
-  f.y[at] = f.kept(f.x[at], f.random.word(f.first_index(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
+  f.y[at] = f.apply(f.x[at], f.random.word(f.first_index(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
 }
 
 }  // namespace

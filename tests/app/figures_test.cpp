@@ -37,9 +37,9 @@ TEST(RunMetrics, RatesAreRelativeToMachinePeak) {
   EXPECT_EQ(bench::matmul_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
   const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
-  EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),
+  EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.fraction),
             std::tuple(300, 500, 0.75));  // 1.5 s of 2
-  EXPECT_EQ(bench::compute_rates(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
+  EXPECT_EQ(bench::compute_rates(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).fraction, 0.8);
   EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two cores for four ranks of one thread
   EXPECT_EQ(ranks_at_once(8, 16, 4), 4);
   EXPECT_EQ(ranks_at_once(2, 64, 1), 2);
@@ -379,7 +379,7 @@ TEST(Progress, RewritesOneLineOnTerminal) {
 
 // The maximum number of terminal cells of a line; colours take none, every other character takes one.
 size_t widest(const std::string& out) {
-  size_t cells = 0, most = 0;
+  size_t cells = 0, max_cells = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     const auto byte = static_cast<unsigned char>(out[i]);
     if (byte == '\033')
@@ -388,9 +388,9 @@ size_t widest(const std::string& out) {
       cells = 0;
     else
       cells += (byte & 0xC0) != 0x80;
-    most = std::max(most, cells);
+    max_cells = std::max(max_cells, cells);
   }
-  return most;
+  return max_cells;
 }
 
 TEST(Progress, NeverWrapsOnNarrowTerminal) {

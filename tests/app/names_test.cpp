@@ -173,7 +173,7 @@ TEST_F(DocsNames, CheckDetectsUnknownNames) {
 double busiest(const Args& plan, const Set& operations) {
   double sum = 0;
   for (const auto& s : report::planned(plan).at(0).sent)
-    if (operations.contains(s.operation)) sum += static_cast<double>(s.most);
+    if (operations.contains(s.operation)) sum += static_cast<double>(s.busiest);
   return sum;
 }
 
@@ -182,7 +182,7 @@ double ratio_to_1f1b(const std::string& name, int ranks, bool memory) {
   const auto measured = [&](const std::string& schedule) {
     const Simulation s = simulate(make_schedule(schedule, ranks, 6 * ranks));
     return memory ? std::ranges::max(s.in_flight) / static_cast<double>(s.schedule.chunks())
-                  : s.bubble_share() * s.makespan / s.schedule.chunks();
+                  : s.bubble_fraction() * s.makespan / s.schedule.chunks();
   };
   return measured(name) / measured("1f1b");
 }

@@ -136,11 +136,11 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
 
 // Also in a build without CUDA and without a GPU: one line for every way to select the device.
 TEST_F(ConfigTest, RejectsUnavailableDevice) {
-  for (const std::string& way :
+  for (const std::string& option :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
-    const std::string line = message(way);
-    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << way << line;
+    const std::string line = message(option);
+    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << option << line;
   }
   EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).args, (Args{{"device", "cuda"}}));
 }

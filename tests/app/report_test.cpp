@@ -457,8 +457,8 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
     EXPECT_NEAR(p->times.stages[stage].backward, backward, 1e-9) << stage;
   }
   EXPECT_NEAR(p->measured.makespan, p->replayed.makespan, 1e-9);
-  EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
-  EXPECT_GT(p->measured.bubble_share(), 0.1);
+  EXPECT_NEAR(p->measured.bubble_fraction(), p->replayed.bubble_fraction(), 1e-9);
+  EXPECT_GT(p->measured.bubble_fraction(), 0.1);
   EXPECT_NEAR(*p->formula, 0.25, 1e-12);
   // On shared cores a pass counts with its CPU time, here half of its duration.
   r.shared = true;
@@ -466,7 +466,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
   ASSERT_TRUE(alone);
   EXPECT_NEAR(alone->times.stages[0].backward, 5, 1e-9);
   EXPECT_NEAR(alone->replayed.makespan, p->replayed.makespan / 2, 1e-9);
-  EXPECT_NEAR(alone->replayed.bubble_share(), p->replayed.bubble_share(), 1e-9);
+  EXPECT_NEAR(alone->replayed.bubble_fraction(), p->replayed.bubble_fraction(), 1e-9);
   EXPECT_EQ(alone->times.message, 0);
   r.shared = false;
   r.ranks[1].events.pop_back();  // of step 3, which is not shown

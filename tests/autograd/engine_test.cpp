@@ -147,16 +147,16 @@ TEST(Engine, CheckpointSavesOnlyInputsAndPreservesGradients) {
     arena->reset_peaks();
     const int64_t before = arena->total().live;
     const Var y = again ? checkpoint(block(w), {x}) : block(w)({x});
-    const int64_t kept = arena->total().live - before;
+    const int64_t retained = arena->total().live - before;
     backward(sum(y));
-    return std::tuple(x.grad().to_vector<float>(), w.grad().to_vector<float>(), kept);
+    return std::tuple(x.grad().to_vector<float>(), w.grad().to_vector<float>(), retained);
   };
-  const auto [dx, dw, kept] = run(false);
-  const auto [dx2, dw2, kept2] = run(true);
+  const auto [dx, dw, retained] = run(false);
+  const auto [dx2, dw2, retained2] = run(true);
   EXPECT_EQ(dx, dx2);
   EXPECT_EQ(dw, dw2);
-  EXPECT_EQ(kept2, 4000);  // the result; the input existed before
-  EXPECT_GT(kept, 6 * 4000);
+  EXPECT_EQ(retained2, 4000);  // the result; the input existed before
+  EXPECT_GT(retained, 6 * 4000);
   EXPECT_THROW(checkpoint(block(Var(one, true)), {Var(input)}), Error);
 }
 

@@ -56,8 +56,8 @@ struct Head {
       return i % 9 == 4 ? -1 : static_cast<int64_t>(random.below(static_cast<uint64_t>(sizes.vocab), i));
     });
   }
-  Loss fused(double scale = 0.3, int64_t most_bytes = 1) const {
-    return linear_cross_entropy(x, w, targets, scale, nullptr, most_bytes);
+  Loss fused(double scale = 0.3, int64_t max_bytes = 1) const {
+    return linear_cross_entropy(x, w, targets, scale, nullptr, max_bytes);
   }
   // The same with full logits: matmuls in the same blocks, then a loss.
   Loss unfused(double scale = 0.3) const { return cross_entropy(linear_by_rows(x, w, nullptr, 1), targets, scale); }
@@ -133,10 +133,10 @@ PlainHead reference_head(const Head& h, double scale) {
 }
 double worst(const Tensor& found, const std::vector<double>& exact, const std::vector<double>& terms) {
   const std::vector<double> y = host_values(found);
-  double most = 0;
+  double max_error = 0;
   for (size_t i = 0; i < exact.size(); ++i)
-    most = std::max(most, std::abs(y[i] - exact[i]) / std::max(terms[i], 1e-30));
-  return most;
+    max_error = std::max(max_error, std::abs(y[i] - exact[i]) / std::max(terms[i], 1e-30));
+  return max_error;
 }
 
 // GPT-2's vocabulary: a row of logits has 12 full blocks of 4,096 and a partial one, and the contributions of later row

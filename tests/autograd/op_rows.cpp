@@ -30,9 +30,9 @@ std::vector<double> reference_linear(const std::vector<double>& x, const std::ve
 }
 
 // Occasionally enough rows for several threads.
-Shape rows_shape(Random& random, int64_t least = 1) {
+Shape rows_shape(Random& random, int64_t min_dim = 1) {
   const int64_t rows = random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9);
-  return {rows, std::max(least, random.choose<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
+  return {rows, std::max(min_dim, random.choose<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
 }
 
 std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<double>& gamma,

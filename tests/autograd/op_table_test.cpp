@@ -397,8 +397,9 @@ void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, u
       const std::vector<double> found = host_values(tensor);
       add(errors[output], found, host_values(exact.at(output)));
       if (rounded_once(row.name, output)) {
-        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // summation order
-        EXPECT_LE(differing(found, host_values(single.at(output))), most)
+        const int64_t max_differing =
+            there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // summation order
+        EXPECT_LE(differing(found, host_values(single.at(output))), max_differing)
             << row.name << ", " << output << ", seed " << seed;
       }
     }

@@ -108,18 +108,18 @@ TEST(Settings, ErrorsNameExpectedAndActualValue) {
 
 TEST(Settings, DescriptorsValidateValues) {
   Tune t, defaults;
-  const auto least = [&] {
-    return error_message([&] { check_least(field_descriptors(t), field_descriptors(defaults)); });
+  const auto low_value = [&] {
+    return error_message([&] { check_minimum(field_descriptors(t), field_descriptors(defaults)); });
   };
   const auto read = [&] {
     return error_message([&] { check_read(field_descriptors(t), field_descriptors(defaults)); });
   };
-  EXPECT_EQ(least(), "nothing was thrown");
+  EXPECT_EQ(low_value(), "nothing was thrown");
   EXPECT_EQ(read(), "nothing was thrown");
   t.bars = -1;
-  EXPECT_EQ(least(), "`bars`: expected at least 0, got -1");
+  EXPECT_EQ(low_value(), "`bars`: expected at least 0, got -1");
   t.bars = 0, t.voices = 0;
-  EXPECT_EQ(least(), "`voices`: expected at least 1, got 0");
+  EXPECT_EQ(low_value(), "`voices`: expected at least 1, got 0");
   t.name = "last";
   EXPECT_EQ(read(), "`name`: requires `voices`, got 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;

@@ -32,7 +32,7 @@ SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train hub",
            "verify": "verify app", "app": "app fuzz", "bench": "autograd app", "base": "base tensor data train hub app"}
 # Code that this CPU or build cannot run.
 UNREACHED = re.compile(r"(^|/)(cuda/|main/)|amx|cudnn|nccl|blaslt|mpi_")
-MOST_OBJECTS = 40
+MAX_OBJECTS = 40
 SLOW = 4  # seconds
 CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Mutants", "-DCMAKE_CXX_FLAGS_MUTANTS=-O1", "-DTESSERA_CUDA=OFF",
              "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON", "-DTESSERA_INSTALL=OFF"]
@@ -107,7 +107,7 @@ class Campaign:
     def read_code(self):
         files = output_of(["git", "ls-files", *LAYERS], cwd=self.tree).splitlines()
         files = [f for f in files if f.endswith((".cpp", ".h")) and not UNREACHED.search(f)]
-        self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MOST_OBJECTS]
+        self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MAX_OBJECTS]
         self.left_out = [f for f in files if f not in self.files]
         self.lines = []  # uniform over lines of code
         self.text, self.code = {}, {}

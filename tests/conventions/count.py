@@ -90,8 +90,8 @@ def complaints(found, table):
             yield f"{row}: {counts[0]} lines of code in {counts[1]} files, and no row in the budget"
         elif row in allowed and not counts[1]:
             yield f"{row}: has a row in the budget, and no file"
-        for number, most, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
-            if number > most:
+        for number, limit, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
+            if number > limit:
                 yield f"{row}: {number} {unit}, allowed {most}; a commit that raises a limit gives the reason"
 
 

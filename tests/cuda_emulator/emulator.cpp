@@ -51,8 +51,8 @@ enum class State : uint8_t { ready, at_block, at_warp, ended };
 
 struct Fiber {
   std::byte* stack = nullptr;
-  void* top = nullptr;   // saved stack pointer
-  void* kept = nullptr;  // AddressSanitizer's
+  void* top = nullptr;         // saved stack pointer
+  void* fake_stack = nullptr;  // AddressSanitizer's
   FiberId known = nullptr;
   State state = State::ended;
 };
@@ -179,18 +179,18 @@ class Block {
   void prepare(Fiber& f);
 
   void resume(Fiber& f) {
-    leave_for(&kept_, f.stack, kStack);
+    leave_for(&fake_stack_, f.stack, kStack);
     switch_fiber(f.known);
     tessera_switch_stack(&top_, f.top);
-    arrived(kept_, nullptr, nullptr);
+    arrived(fake_stack_, nullptr, nullptr);
   }
   // Returns to the fiber scheduler until the running fiber is ready again.
   void wait() {
     Fiber& f = fibers_[current_];
-    leave_for(&f.kept, bottom_, size_);
+    leave_for(&f.fake_stack, bottom_, size_);
     switch_fiber(scheduler_);
     tessera_switch_stack(&f.top, top_);
-    arrived(f.kept, &bottom_, &size_);
+    arrived(f.fake_stack, &bottom_, &size_);
   }
   void release_block() {
     if (waiting_ == 0 || waiting_ < alive_) return;
@@ -206,7 +206,7 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   unsigned threads_ = 0, alive_ = 0, waiting_ = 0, current_ = 0;
   bool backwards_ = true, moved_ = false;
-  void *top_ = nullptr, *kept_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
+  void *top_ = nullptr, *fake_stack_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
   const void* bottom_ = nullptr;
   size_t size_ = 0;
   FiberId scheduler_ = nullptr;  // the thread that runs the fibers

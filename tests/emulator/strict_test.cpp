@@ -249,14 +249,14 @@ TEST_F(FailuresGpu, QueryOfBusyStreamLeavesNoError) {
 }
 
 bool queued_work_ran = false, ran_before = false;
-struct Kept {
-  ~Kept() { ran_before = queued_work_ran; }
+struct RunsQueuedWork {
+  ~RunsQueuedWork() { ran_before = queued_work_ran; }
 };
 
 // Arena locals, such as library handles or pinned memory, may be used by queued work.
 TEST_F(FailuresGpu, ArenaLocalsOutliveQueuedWork) {
   ArenaPtr own = make_arena(Device::cuda);
-  own->local<Kept>();
+  own->local<RunsQueuedWork>();
   own->local<cuda::Context>().stream()->line->push([] { return queued_work_ran = true; });
   own.reset();
   EXPECT_TRUE(ran_before);

@@ -198,8 +198,8 @@ class Page(unittest.TestCase):
                 self.browser.size(width, 1000)
                 self.open("schedule=zb-v&chunks=2")
                 self.assertLessEqual(self.value("document.scrollingElement.scrollWidth"), width)
-                least, text = self.value(CONTRAST)
-                self.assertGreaterEqual(least, 4.5, f"{scheme}: {text}")
+                worst, text = self.value(CONTRAST)
+                self.assertGreaterEqual(worst, 4.5, f"{scheme}: {text}")
                 rows = browser.pixels(self.browser.picture(0.1))
                 colours = {pixel for row in rows for pixel in row}
                 self.assertGreater(len(colours), 100)

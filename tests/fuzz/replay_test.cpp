@@ -43,10 +43,10 @@ TEST(Fuzz, CorpusFilesAreAcceptedOrRejectedAsNamed) {
 }
 
 TEST(Fuzz, EveryTargetHasCorpus) {
-  std::set<std::string> named, kept;
+  std::set<std::string> named, stored;
   for (const auto& [name, parse] : targets()) named.insert(name);
-  for (const fs::path& folder : entries(kCorpus)) kept.insert(folder.filename().string());
-  EXPECT_EQ(named, kept);
+  for (const fs::path& folder : entries(kCorpus)) stored.insert(folder.filename().string());
+  EXPECT_EQ(named, stored);
   EXPECT_GE(named.size(), 10U);
 }
 

@@ -88,8 +88,8 @@ class GptqFolderTest : public HubTest {
   }
   // Rewrites the file's tensors after `change`.
   void rewrite(const std::function<void(std::map<std::string, TensorBytes>&)>& change) const {
-    const std::string kept = read_file(path("model.safetensors"));
-    const Safetensors file(std::as_bytes(std::span(kept)), "kept", true);
+    const std::string original = read_file(path("model.safetensors"));
+    const Safetensors file(std::as_bytes(std::span(original)), "kept", true);
     std::map<std::string, TensorBytes> tensors;
     for (const TensorBytes& t : file.tensors()) tensors[t.name] = t;
     change(tensors);
@@ -200,7 +200,7 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
       write("config.json", said);
       const auto zero = [](int64_t g, int64_t row) { return static_cast<int>(1 + (3 * row + 5 * g) % 15); };
       zeros.assign(static_cast<size_t>(2 * m.rows / 8), 0);
-      std::vector<std::vector<int32_t>> kept;
+      std::vector<std::vector<int32_t>> original;
       std::vector<float> scales(static_cast<size_t>(2 * m.rows));
       for (int64_t g = 0; g < 2; ++g)
         for (int64_t row = 0; row < m.rows; ++row) {
@@ -215,8 +215,8 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
         if (wide_scales) t[layer + ".scales"] = {"", DType::float32, {2, m.rows}, std::as_bytes(std::span(scales))};
         for (auto& [other, tensor] : t)  // zero points of the other layers, which are symmetric
           if (second && other.ends_with(".qzeros") && !other.starts_with(layer)) {
-            kept.emplace_back(tensor.bytes.size() / 4, static_cast<int32_t>(0x88888888U));
-            tensor.bytes = std::as_bytes(std::span(kept.back()));
+            original.emplace_back(tensor.bytes.size() / 4, static_cast<int32_t>(0x88888888U));
+            tensor.bytes = std::as_bytes(std::span(original.back()));
           }
       });
       const HubFolder folder(path(""));
@@ -269,12 +269,12 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
   expect_refused("q_proj.qzeros': expected int32 (1, 4), got int32 (2, 4)");
   write("config.json", config);
 
-  const std::string kept = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
+  const std::string original = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
   const auto refused = [&](const std::function<void(std::map<std::string, TensorBytes>&)>& change,
                            const std::string& words) {
     rewrite(change);
     expect_refused(words);
-    file("model.safetensors", kept);
+    file("model.safetensors", original);
   };
   std::vector<std::byte> bytes;  // replaces a tensor's bytes
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {

@@ -283,7 +283,7 @@ TEST(Lab, EachFailedCheckScoresExactPoints) {
     };
     const Verdict verdict = grade(e, ask, 1);
     EXPECT_EQ(verdict.wrong.bound, row.bound) << e.name << ", answer " << row.answer << "\n" << verdict.text;
-    EXPECT_EQ(points(e.bounds, verdict.kept), row.points) << verdict.text;
+    EXPECT_EQ(points(e.bounds, verdict.passed), row.points) << verdict.text;
     refused[e.name].insert(row.bound);
   }
   for (const Exercise& e : exercises()) {

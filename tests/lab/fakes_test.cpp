@@ -90,14 +90,14 @@ std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& fold
 // Empty if the fake is rejected with the expected reason and did no harm.
 std::string refused_fake(const Exercise& e, const Fake& fake) {
   const TemporaryDirectory folder(temporary_directory() / "tessera-fake");
-  const fs::path kept = folder.path() / "kept", notes = folder.path() / "build/learner.d";
+  const fs::path untouched = folder.path() / "kept", notes = folder.path() / "build/learner.d";
   const std::string text = write_fake(e, fake, folder.path());
   write_file(folder.path() / fs::path(e.file).filename(), text);
-  write_file(kept, "");
+  write_file(untouched, "");
   fs::create_symlink(fs::path(TESSERA_SOURCE_DIR) / e.file, folder.path() / "linked.inc");
   if (text.ends_with("// NOTES\n")) fs::create_directory(notes.parent_path()), fs::create_symlink("/dev/null", notes);
-  const int held = ::open(kept.c_str(), O_WRONLY | O_CLOEXEC);  // a descriptor that the sandbox must not inherit
-  const fs::perms before = fs::status(kept).permissions();
+  const int held = ::open(untouched.c_str(), O_WRONLY | O_CLOEXEC);  // a descriptor that the sandbox must not inherit
+  const fs::perms before = fs::status(untouched).permissions();
   const Verdict verdict = check(e, folder.path(), fake.bound == "time" ? 3 : kGradingSeconds);
   ::close(held);
   const std::string bound = fake.bound == "any" ? "" : fmt::format("  failed {}\n", fake.bound);
@@ -105,11 +105,11 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
   const bool noted = verdict.solved && verdict.notes.size() == 1 && verdict.notes[0].starts_with("includes ");
   const bool sound = fake.bound == "noted"
                          ? noted
-                         : !verdict.solved && (verdict.kept == 0 || !fake.exercise.empty()) &&
+                         : !verdict.solved && (verdict.untouched == 0 || !fake.exercise.empty()) &&
                                verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
                                verdict.text.find("\nexercise") == verdict.text.npos;
-  const bool harmless = fs::exists(kept) && fs::file_size(kept) == 0 && fs::status(kept).permissions() == before &&
-                        !fs::exists(folder.path() / "made") &&
+  const bool harmless = fs::exists(untouched) && fs::file_size(untouched) == 0 &&
+                        fs::status(untouched).permissions() == before && !fs::exists(folder.path() / "made") &&
                         (!fs::exists(folder.path() / "build/output.txt") ||
                          fs::file_size(folder.path() / "build/output.txt") <= uintmax_t{1} << 20);
   if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}\n{}", named(e, fake), verdict.text);
@@ -146,7 +146,7 @@ TEST(FakeSubmissions, MalformedAnswersAreRejected) {
         const Verdict verdict = grade(
             e, [&](const auto&) { return std::string(size, byte); }, 1);
         EXPECT_FALSE(verdict.solved) << e.name;
-        EXPECT_EQ(verdict.kept, 0U) << e.name;
+        EXPECT_EQ(verdict.untouched, 0U) << e.name;
       }
 }
 

@@ -158,9 +158,9 @@ Tensor after(LanguageModel& model, std::span<const int32_t> text, const ArenaPtr
 double apart(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = test::host_values(a), y = test::host_values(b);
   EXPECT_EQ(x.size(), y.size());
-  double most = 0;
-  for (size_t i = 0; i < y.size(); ++i) most = std::max(most, std::abs(x.at(i) - y[i]));
-  return most;
+  double max_error = 0;
+  for (size_t i = 0; i < y.size(); ++i) max_error = std::max(max_error, std::abs(x.at(i) - y[i]));
+  return max_error;
 }
 
 using Window = test::OneThread;
@@ -241,22 +241,22 @@ std::vector<double> probabilities(const std::vector<double>& logits, const Sampl
   const size_t vocab = o.vocab > 0 ? static_cast<size_t>(o.vocab) : logits.size();
   std::vector<double> p(logits.size(), 0.0);
   for (size_t i = 0; i < vocab; ++i) p[i] = std::exp(logits[i] / o.temperature);
-  const auto keep = [&](const auto& wanted) {  // the likeliest remain while wanted(their number, their sum)
+  const auto filter = [&](const auto& wanted) {  // the likeliest remain while wanted(their number, their sum)
     std::vector<size_t> order(p.size());
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });
     const double total = std::accumulate(p.begin(), p.end(), 0.0);
     double sum = 0;
     for (size_t n = 0; n < order.size(); ++n) {
-      const bool kept = n == 0 || wanted(n, sum / total);
+      const bool selected = n == 0 || wanted(n, sum / total);
       sum += p[order[n]];
-      if (!kept) p[order[n]] = 0;
+      if (!selected) p[order[n]] = 0;
     }
   };
-  if (o.top_k > 0) keep([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
-  if (o.top_p < 1) keep([&](size_t, double sum) { return sum < o.top_p; });
-  const double most = *std::ranges::max_element(p);
-  for (double& x : p) x = x < o.min_p * most ? 0 : x;
+  if (o.top_k > 0) filter([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
+  if (o.top_p < 1) filter([&](size_t, double sum) { return sum < o.top_p; });
+  const double max_error = *std::ranges::max_element(p);
+  for (double& x : p) x = x < o.min_p * max_error ? 0 : x;
   const double total = std::accumulate(p.begin(), p.end(), 0.0);
   for (double& x : p) x /= total;
   return p;

@@ -120,9 +120,9 @@ TEST(Experts, DropTokensBeyondCapacity) {
   const Tensor x = test::random_tensor({2, 8, 4}, DType::float32, "x");
   const Passed passed = pass(m, x, x, {.training = true});
   for (int64_t token = 0; token < 16; ++token) {
-    const bool kept = token % 8 < 3;  // ceil(1.4 * 8 / 4)
+    const bool within_capacity = token % 8 < 3;  // ceil(1.4 * 8 / 4)
     const std::vector<float> y = passed.y.flat_rows().select(0, token).to_vector<float>();
-    EXPECT_EQ(std::ranges::count(y, 0) == 4, !kept) << token;
+    EXPECT_EQ(std::ranges::count(y, 0) == 4, !within_capacity) << token;
   }
   const MixtureOfExperts::Load load = m.take_load();
   EXPECT_EQ(load.rows, (std::vector<int64_t>{6, 0, 0, 0}));
@@ -169,7 +169,7 @@ TEST(Experts, AreSeparateUnits) {
   };
   EXPECT_EQ(names(), "model experts.0 experts.1 experts.2 ");
   EXPECT_EQ(m.idle_elements(), 3 * 4 * 6);
-  m.keep_experts(1, 1, {});
+  m.set_local_experts(1, 1, {});
   EXPECT_EQ(names(), "model experts.1 ");
 }
 

@@ -274,21 +274,21 @@ TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
 
 using GeluMlpGpu = test::OnGpu;
 
-struct Way {
+struct Mode {
   bool deferred, recompute, frozen;  // frozen: the first layer's weight, but not its bias
 };
 
 // Output and gradients for values exact in `dtype`, computed in `as`.
-std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const Way& way) {
+std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const Mode& mode) {
   const auto random_tensor = [&](const Shape& shape, size_t i) {
     return test::random_tensor(shape, dtype, "mlp " + std::to_string(i)).to(as).to(arena);
   };
   std::vector<Var> v;
   for (const Shape& shape : {Shape{2, 16, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}})
-    v.emplace_back(random_tensor(shape, v.size()), !(way.frozen && v.size() == 1));
-  const Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = way.recompute});
+    v.emplace_back(random_tensor(shape, v.size()), !(mode.frozen && v.size() == 1));
+  const Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = mode.recompute});
   DeferredWeightGrads later;
-  backward(y, {.seed = random_tensor({2, 16, 24}, 9), .defer = way.deferred ? &later : nullptr});
+  backward(y, {.seed = random_tensor({2, 16, 24}, 9), .defer = mode.deferred ? &later : nullptr});
   later.run();
   std::vector<Tensor> all{y.value()};
   for (const Var& one : v)
@@ -301,9 +301,9 @@ TEST_F(GeluMlpGpu, GradientsMatchFloat64) {
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true})
         for (const bool frozen : {false, true}) {
-          const Way way{deferred, recompute, frozen};
-          const auto found = results(dtype, dtype, arena, way),
-                     exact = results(dtype, DType::float64, make_arena(), way);
+          const Mode mode{deferred, recompute, frozen};
+          const auto found = results(dtype, dtype, arena, mode),
+                     exact = results(dtype, DType::float64, make_arena(), mode);
           ASSERT_EQ(found.size(), frozen ? 5U : 6U);
           for (size_t i = 0; i < found.size(); ++i)
             EXPECT_LE(apart(found[i], exact[i]), dtype == DType::bfloat16 ? 0.02 : 2e-6)

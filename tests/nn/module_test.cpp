@@ -148,8 +148,8 @@ TEST(Losses, MeanSquaredErrorAndGradientMatchHandComputation) {
 TEST(Parameter, ShardRunsCoverExactlyItsElements) {
   const Philox random = Philox::named(3, "cuts");
   uint64_t at = 0;
-  const auto sample = [&](int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1), at++));
+  const auto sample = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random.below(static_cast<uint64_t>(high - low + 1), at++));
   };
   for (int trial = 0; trial < 200; ++trial) {
     const Shape shape{sample(1, 4), sample(1, 7), sample(1, 3)};

@@ -133,10 +133,10 @@ TEST_F(MuonGpu, StaysWithinPredictedMemory) {
   for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}}) {
     Tensor x = Tensor::empty({rows, columns}, DType::float32, arena);
     x.fill(0.5);
-    const int64_t most = arena->total().live + orthogonalise_bytes(rows, columns, 4, Device::cuda) + library;
+    const int64_t upper_bound = arena->total().live + orthogonalise_bytes(rows, columns, 4, Device::cuda) + library;
     arena->reset_peaks();
     orthogonalise(x);
-    EXPECT_LE(arena->total().peak, most);
+    EXPECT_LE(arena->total().peak, upper_bound);
   }
 }
 

@@ -181,11 +181,11 @@ TEST(PipelineRuntime, FreesActivationsAccordingToSchedule) {
       pipe.step();
       made.arena->reset_peaks();
       const auto live = [&] { return made.arena->total().live; };
-      const int64_t before = live(), kept = made.arena->usage(Category::activations).live;
+      const int64_t before = live(), live_before = made.arena->usage(Category::activations).live;
       pipe.step();
       EXPECT_EQ(live(), before);
       // Only activations are counted: the workspace of a matmul depends on the CPU.
-      if (axis.rank() == 0) peaks.push_back(made.arena->usage(Category::activations).peak - kept);
+      if (axis.rank() == 0) peaks.push_back(made.arena->usage(Category::activations).peak - live_before);
     });
   EXPECT_GT(peaks[0], 3 * peaks[1]);  // 8 in flight against 2
 }

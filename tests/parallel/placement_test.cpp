@@ -68,8 +68,8 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
 }
 
 // Checks that this rank's local result, in P summed over ranks, matches the original.
-void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& full, Communicator& axis,
-                 uint64_t name, const std::string& what) {
+void expect_unchanged(const Placement& from, const Placement& to, const Tensor& got, const Shape& full,
+                      Communicator& axis, uint64_t name, const std::string& what) {
   const ArenaPtr& arena = got.arena();
   Tensor expected = represented(from, full, axis, arena, name), sum = got.clone();
   if (to.kind == Placement::Kind::sharded) {
@@ -88,7 +88,7 @@ void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from,
   const Var x(placed(from, full, axis, arena, name), true);
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);
-  expect_kept(from, to, y.value(), full, axis, name, what);
+  expect_unchanged(from, to, y.value(), full, axis, name, what);
   // dual() determines the gradient's placement: for P it is R, so the gradient is equal on all ranks.
   const Tensor dy = placed(dual(to), full, axis, arena, name + 1);
   const double forward = paired(to, y.value(), dy, axis);

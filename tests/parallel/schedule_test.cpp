@@ -216,11 +216,11 @@ TEST(MakeSchedule, RejectsInvalidArguments) {
 // The papers' closed forms, exactly, with unit times for F, I and W and two units for B; and other times.
 
 // Times are integers, so every sum is exact: idle p / (makespan p) = above / below.
-void expect_share(const Simulation& sim, int above, int below) {
+void expect_fraction(const Simulation& sim, int above, int below) {
   double idle = 0;
   for (const double x : sim.idle) idle += x;
   EXPECT_EQ(idle * below, sim.makespan * sim.schedule.ranks * above) << test::described(sim.schedule);
-  EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below) << test::described(sim.schedule);
+  EXPECT_DOUBLE_EQ(sim.bubble_fraction(), static_cast<double>(above) / below) << test::described(sim.schedule);
   const auto formula = bubble_formula(sim.schedule);
   ASSERT_TRUE(formula.has_value()) << test::described(sim.schedule);
   EXPECT_DOUBLE_EQ(*formula, static_cast<double>(above) / below) << test::described(sim.schedule);
@@ -239,9 +239,9 @@ TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryInPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
                      split = simulate(zb_h1(p, m));
-    expect_share(one, p - 1, p);
-    for (const Simulation& s : {all, some}) expect_share(s, p - 1, m + p - 1);
-    if (m >= p) expect_share(split, p - 1, 3 * m + p - 1);
+    expect_fraction(one, p - 1, p);
+    for (const Simulation& s : {all, some}) expect_fraction(s, p - 1, m + p - 1);
+    if (m >= p) expect_fraction(split, p - 1, 3 * m + p - 1);
     EXPECT_EQ(one.makespan, 3 * m * p);
     EXPECT_EQ(one.in_flight, std::vector<int>(static_cast<size_t>(p), 1));
     EXPECT_EQ(all.in_flight, std::vector<int>(static_cast<size_t>(p), m));
@@ -256,7 +256,7 @@ TEST(Simulate, InterleavedDividesBubbleByChunksPerRank) {
     for (int m = p; m <= 4 * p; m += p)
       for (int v = 1; v <= 4; ++v) {
         const Simulation s = simulate(interleaved(p, m, v));
-        expect_share(s, p - 1, v * m + p - 1);
+        expect_fraction(s, p - 1, v * m + p - 1);
         EXPECT_EQ(s.in_flight[0], std::min(m * v, p * v + p - 1))
             << p << " " << m << " " << v;  // chunks: v (p + (p-1)/v)
         EXPECT_EQ(s.schedule.wire_boundaries(), p == 1 ? 0 : p * v - 1);
@@ -289,7 +289,7 @@ TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
     const auto max_in_flight = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
     EXPECT_EQ(max_in_flight(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
     EXPECT_EQ(max_in_flight(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
-    if (p > 1) expect_share(min, 4 * p - 5, 6 * m + 4 * p - 5);
+    if (p > 1) expect_fraction(min, 4 * p - 5, 6 * m + 4 * p - 5);
     EXPECT_LE(half.makespan, min.makespan) << p << " " << m;
     if (m < 2 * p) return;
     EXPECT_EQ(half.in_flight, std::vector<int>(static_cast<size_t>(p), 2 * ((p + 2) / 2))) << p << " " << m;
@@ -332,7 +332,7 @@ TEST(Simulate, UsesTimesOfEachStage) {
   EXPECT_EQ(s.makespan, 19);
   EXPECT_EQ(s.idle, (std::vector<double>{13, 3}));
   EXPECT_EQ(s.idle_inside, (std::vector<double>{13, 0}));
-  EXPECT_DOUBLE_EQ(s.bubble_share(), 8.0 / 19);
+  EXPECT_DOUBLE_EQ(s.bubble_fraction(), 8.0 / 19);
   EXPECT_EQ(s.actions[0][2].start, 9);
   EXPECT_EQ(s.actions[1][3].end, 17);
   EXPECT_THROW(simulate(gpipe(3, 2), times), Error);
@@ -415,9 +415,9 @@ TEST(Replay, ReproducesMeasuredStep) {
         const TimedLists lists = happened(s, times, 1e4);
         const Simulation measured = as_measured(s, lists), replayed = simulate(s, simulate_times(s, lists));
         EXPECT_NEAR(measured.makespan, clock.makespan, 1e-6) << test::described(s);
-        EXPECT_NEAR(measured.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
+        EXPECT_NEAR(measured.bubble_fraction(), clock.bubble_fraction(), 1e-9) << test::described(s);
         EXPECT_NEAR(replayed.makespan, clock.makespan, 1e-6) << test::described(s);
-        EXPECT_NEAR(replayed.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
+        EXPECT_NEAR(replayed.bubble_fraction(), clock.bubble_fraction(), 1e-9) << test::described(s);
         EXPECT_EQ(measured.in_flight, clock.in_flight);
       }
 }
@@ -432,9 +432,9 @@ TEST(Replay, UsesSeparateTimeForFirstMicrobatch) {
   const Times exact = simulate_times(s, lists);
   Times means = exact;
   means.actions.clear();
-  const double measured = as_measured(s, lists).bubble_share();
-  EXPECT_NEAR(simulate(s, exact).bubble_share(), measured, 1e-12);
-  EXPECT_GT(measured - simulate(s, means).bubble_share(), 0.03);
+  const double measured = as_measured(s, lists).bubble_fraction();
+  EXPECT_NEAR(simulate(s, exact).bubble_fraction(), measured, 1e-12);
+  EXPECT_GT(measured - simulate(s, means).bubble_fraction(), 0.03);
 }
 
 TEST(Replay, MessagesStartWhenBothSidesAreReady) {

@@ -458,19 +458,19 @@ TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
 
 constexpr int64_t kTokens = 24, kLayers = 3;
 
-struct Kept {
+struct SavedCase {
   Recompute mode;
   int64_t around, inside;  // elements of (B, T, C): outside and inside the attention and the MLP
   bool statistics;         // softmax and norm statistics are saved
 };
-const Kept kModes[] = {{Recompute::none, 4, 12, true},
-                       {Recompute::activation, 4, 8, true},
-                       {Recompute::activation_norm, 2, 8, true},
-                       {Recompute::block, 1, 0, false}};
+const SavedCase kModes[] = {{Recompute::none, 4, 12, true},
+                            {Recompute::activation, 4, 8, true},
+                            {Recompute::activation_norm, 2, 8, true},
+                            {Recompute::block, 1, 0, false}};
 
-void check(Communicator& tp, const Kept& kept, const Placement& between, DType dtype) {
+void check(Communicator& tp, const SavedCase& saved, const Placement& between, DType dtype) {
   const ModelConfig config{
-      .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
+      .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = saved.mode};
   const ArenaPtr arena = make_arena();
   test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype, DType::float32, 1);
   const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that shard the tensors outside
@@ -480,11 +480,11 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
   const int64_t element = tokens * config.channels * element_size(dtype);
   const int64_t statistics = config.heads * tokens * wide / n + 4 * tokens * wide / around;
-  SCOPED_TRACE(fmt::format("{}, mode {}, between {}, {} ranks", to_string(dtype), static_cast<int>(kept.mode),
+  SCOPED_TRACE(fmt::format("{}, mode {}, between {}, {} ranks", to_string(dtype), static_cast<int>(saved.mode),
                            between.str(), n));
   EXPECT_EQ(
       arena->usage(Category::activations).live - before,
-      kLayers * (kept.around * element / around + kept.inside * element / n + (kept.statistics ? statistics : 0)));
+      kLayers * (saved.around * element / around + saved.inside * element / n + (saved.statistics ? statistics : 0)));
   EXPECT_EQ(arena->usage(Category::communication).live, 0);
 }
 
@@ -492,8 +492,8 @@ TEST(TensorParallelMemory, BlockActivationsMatchFormula) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-        for (const Kept& kept : kModes)
-          for (const Placement& between : {I, S(1)}) check(tp, kept, between, dtype);
+        for (const SavedCase& saved : kModes)
+          for (const Placement& between : {I, S(1)}) check(tp, saved, between, dtype);
     });
 }
 

@@ -57,9 +57,9 @@ TEST_F(MachineFile, RoundTrips) {
   machine_.costs[1][0][3] = {1.25e-6, 3e-10, 4.5e-12, 1e-9};
   machine_.links[4][2] = {7e-6, 2.5e-10};
   save_machine(machine_);
-  const std::optional<Machine> kept = load_machine(machine_.identity);
-  ASSERT_TRUE(kept);
-  EXPECT_EQ(*kept, machine_);
+  const std::optional<Machine> loaded = load_machine(machine_.identity);
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(*loaded, machine_);
   Identity newer = machine_.identity;
   newer.version = "next";
   EXPECT_FALSE(load_machine(newer)) << "each version has its own file";
@@ -120,7 +120,7 @@ TEST(SharedCores, OneCorePerRankMatchesSimulator) {
                        return a.what == PassKind::F ? 1 : a.what == PassKind::B ? 2.5 : a.what == PassKind::I ? 1.5 : 1;
                      });
     EXPECT_NEAR(shared.makespan, alone.makespan, 1e-6) << s.name;
-    EXPECT_NEAR(shared.bubble_share(), alone.bubble_share(), 1e-6) << s.name;
+    EXPECT_NEAR(shared.bubble_fraction(), alone.bubble_fraction(), 1e-6) << s.name;
   }
 }
 

@@ -270,10 +270,10 @@ TEST(Recommendation, ExplainsPlanAndAlternatives) {
     EXPECT_EQ(w.layout.batch(), 64);
   }
   EXPECT_FALSE(r.weakest_assumption.empty());
-  for (const double share : {0.919, 0.921}) {  // fraction of the memory used by the peak rank
+  for (const double fraction : {0.919, 0.921}) {  // fraction of the memory used by the peak rank
     q.hardware.memory_bytes =
-        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / share;
-    EXPECT_EQ(recommend(q, a).why[2].find("tight") != std::string::npos, share > 0.92) << share;
+        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / fraction;
+    EXPECT_EQ(recommend(q, a).why[2].find("tight") != std::string::npos, fraction > 0.92) << fraction;
   }
 }
 

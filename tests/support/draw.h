@@ -24,8 +24,8 @@ inline bool is_selected(uint64_t number, uint64_t every) {
 class Sampler {
  public:
   Sampler(const char* what, uint64_t trial) : random_(Philox::named(seed(), what)), at_(1000 * trial) {}
-  int64_t between(int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random_.below(static_cast<uint64_t>(high - low + 1), at_++));
   }
   template <class T>
   T of(std::initializer_list<T> choices) {

@@ -46,13 +46,13 @@ inline bool bitwise_equal(const Tensor& a, const Tensor& b) {
 inline double apart(const Tensor& a, const Tensor& b) {
   EXPECT_EQ(a.shape(), b.shape());
   const std::vector<double> x = host_values(a), y = host_values(b);
-  double most = 0, largest = 1e-30;
+  double max_error = 0, largest = 1e-30;
   for (size_t i = 0; i < x.size(); ++i) {
     if (x[i] == y[i] && std::isinf(x[i])) continue;
-    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
+    max_error = std::max(max_error, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
     largest = std::max(largest, std::abs(y[i]));
   }
-  return most / largest;
+  return max_error / largest;
 }
 
 // |a - b| / max(|b|, floor), 2-norms.
@@ -70,9 +70,10 @@ inline double distance(const Tensor& a, const Tensor& b) { return distance(host_
 // Largest relative difference of two elements.
 inline double farthest(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = host_values(a), y = host_values(b);
-  double most = 0;
-  for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::abs(x[i] - y[i]) / std::max(1e-30, std::abs(y[i])));
-  return most;
+  double max_error = 0;
+  for (size_t i = 0; i < x.size(); ++i)
+    max_error = std::max(max_error, std::abs(x[i] - y[i]) / std::max(1e-30, std::abs(y[i])));
+  return max_error;
 }
 
 // Element i is f(i).

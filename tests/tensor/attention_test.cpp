@@ -238,7 +238,7 @@ TEST(Attention, QueryWithoutKeysReturnsZeros) {
 }
 
 // Equal scores and identity values: the output is the dropout mask.
-std::vector<bool> kept(const AttentionOptions& options, int64_t queries, int64_t keys, DType dtype) {
+std::vector<bool> keep_mask(const AttentionOptions& options, int64_t queries, int64_t keys, DType dtype) {
   const ArenaPtr arena = make_arena();
   const Tensor q = Tensor::zeros({1, queries, 1, keys}, dtype, arena),
                k = Tensor::zeros({1, keys, 1, keys}, dtype, arena), v = k.clone();
@@ -253,7 +253,7 @@ TEST(Attention, TileDropoutMatchesFullDropout) {
   for (const DType dtype : {DType::float64, DType::bfloat16})
     for (uint64_t trial = 0; trial < 20; ++trial) {
       AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(trial)};
-      const std::vector<bool> full = kept(o, kTokens, kTokens, dtype);
+      const std::vector<bool> full = keep_mask(o, kTokens, kTokens, dtype);
       const auto keys = static_cast<int64_t>(1 + Philox(9).below(kTokens, trial));
       const auto queries = static_cast<int64_t>(1 + Philox(10).below(static_cast<uint64_t>(keys), trial));
       o.first_key = static_cast<int64_t>(Philox(11).below(static_cast<uint64_t>(kTokens - keys + 1), trial));
@@ -263,18 +263,18 @@ TEST(Attention, TileDropoutMatchesFullDropout) {
       for (int64_t i = 0; i < queries; ++i)
         for (int64_t j = 0; j < keys; ++j)
           expected.push_back(full[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
-      EXPECT_EQ(kept(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
+      EXPECT_EQ(keep_mask(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
     }
 }
 
 TEST(Attention, QueriesDefaultToTheLastTokens) {
   AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(3)};
   o.tokens_total = 40;
-  const std::vector<bool> last = kept(o, 20, 30, DType::float32);
+  const std::vector<bool> last = keep_mask(o, 20, 30, DType::float32);
   o.first_query = 10;
-  EXPECT_EQ(kept(o, 20, 30, DType::float32), last);
+  EXPECT_EQ(keep_mask(o, 20, 30, DType::float32), last);
   o.first_query = 11;
-  EXPECT_NE(kept(o, 20, 30, DType::float32), last);
+  EXPECT_NE(keep_mask(o, 20, 30, DType::float32), last);
 }
 
 TEST(Attention, RejectsInvalidArguments) {

@@ -121,7 +121,7 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Shape shape{rows, n};
   const Tensor wanted = Tensor::of<int32_t>(targets, {rows}, arena);
   const double bound = error_bound(dtype), wide = dtype == DType::bfloat16 ? 2e-4 : bound;
-  const Tensor all = tensor(x, shape, dtype, arena), most = row_max(all);
+  const Tensor all = tensor(x, shape, dtype, arena), row_maxima = row_max(all);
   const CrossEntropy found = cross_entropy(all, wanted);
   EXPECT_NEAR(double{found.loss_sum}, loss, wide * (loss + 1)) << n;
   EXPECT_LE(row_difference(host_values(found.lse), expected.lse, 1, 1e-3), wide) << n;
@@ -132,7 +132,7 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   EXPECT_LE(row_difference(host_values(logits), dx, n, 1), bound) << n;
   // Combined from the partial results of shards.
   const CrossEntropy joined =
-      joined_cross_entropy(most, row_sum_exp(all, most), target_logits(all, wanted, {}), wanted);
+      joined_cross_entropy(row_maxima, row_sum_exp(all, row_maxima), target_logits(all, wanted, {}), wanted);
   EXPECT_NEAR(double{joined.loss_sum}, loss, wide * (loss + 1)) << n;
 }
 

@@ -432,8 +432,8 @@ struct Sizes {
 // Empty groups, single rows, partial tiles and several tiles; sometimes more groups than one launch supports.
 Sizes random_sizes(Sampler& d) {
   const bool many = d.between(0, 5) == 0;
-  const int64_t unit = d.of<int64_t>({1, 8}), most = (many ? 30 : 150) / unit;
-  Sizes s{.rows = {}, .k = unit * d.between(1, most), .n = unit * d.between(1, most)};
+  const int64_t unit = d.of<int64_t>({1, 8}), max_factor = (many ? 30 : 150) / unit;
+  Sizes s{.rows = {}, .k = unit * d.between(1, max_factor), .n = unit * d.between(1, max_factor)};
   for (int64_t g = many ? d.between(190, 400) : d.between(1, 9); g > 0; --g)
     s.rows.push_back(d.between(0, 2) == 0 ? d.between(0, 1) : many ? d.between(0, 3) : d.between(0, 150));
   return s;

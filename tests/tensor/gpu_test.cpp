@@ -204,18 +204,18 @@ TEST_F(RotarySwigluGpu, RopeMatchesCpuBitwise) {
         SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(heads) + " heads of " + std::to_string(d));
         const Tensor table = rotary_table({}, 41, d, accum_dtype(dtype), make_arena());
         RopeArgs turn{.heads = heads, .table = table, .first = 9, .back = back};
-        for (int way = 0; way < 3; ++way) {
-          if (way > 0) turn.positions = way == 1 ? positions : each;
+        for (int variant = 0; variant < 3; ++variant) {
+          if (variant > 0) turn.positions = variant == 1 ? positions : each;
           RopeArgs there = turn;
           there.table = turn.table.to(arena);
-          if (way > 0) there.positions = turn.positions.to(arena);
-          const Tensor x = random_tensor({2, kTokens, heads * d + more}, dtype, "x"), kept = x.to(arena);
+          if (variant > 0) there.positions = turn.positions.to(arena);
+          const Tensor x = random_tensor({2, kTokens, heads * d + more}, dtype, "x"), original = x.to(arena);
           const Tensor expected = rotate(x.clone(), turn);
-          Tensor own = kept.clone();
+          Tensor own = original.clone();
           const void* const place = own.address();
-          const Tensor turned = rotate(std::move(own), there), other = rotate(Tensor(kept), there);
+          const Tensor turned = rotate(std::move(own), there), other = rotate(Tensor(original), there);
           EXPECT_EQ(turned.address(), place);
-          EXPECT_TRUE(bitwise_equal(turned, expected) && bitwise_equal(other, expected) && bitwise_equal(kept, x));
+          EXPECT_TRUE(bitwise_equal(turned, expected) && bitwise_equal(other, expected) && bitwise_equal(original, x));
         }
       }
 }
@@ -346,7 +346,7 @@ TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
 // Equal requests from the same layout receive the same addresses; a fixed arena uses only existing memory.
 TEST(Arena, EqualLayoutsReturnEqualAddresses) {
   const ArenaPtr memory = make_arena();
-  const Tensor kept = Tensor::empty({100}, DType::float32, memory);
+  const Tensor original = Tensor::empty({100}, DType::float32, memory);
   const auto addresses = [&] {
     const Tensor a = Tensor::empty({1000}, DType::float32, memory), b = Tensor::empty({50}, DType::float32, memory);
     return std::vector<const std::byte*>{a.raw(), b.raw()};

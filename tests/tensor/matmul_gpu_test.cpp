@@ -72,11 +72,11 @@ class Sampler {
 // Maximum error of out = a b + bias relative to the rounding bound of its sum of magnitudes; and the error if the
 // matmul were rounded before the bias is added, which no algorithm may do.
 struct Excess {
-  double most = 0, rounded_first = 0;
-  friend bool operator<=(const Excess& e, double limit) { return e.most <= limit; }
-  friend bool operator>(const Excess& e, double limit) { return e.most > limit; }
+  double max_error = 0, rounded_first = 0;
+  friend bool operator<=(const Excess& e, double limit) { return e.max_error <= limit; }
+  friend bool operator>(const Excess& e, double limit) { return e.max_error > limit; }
   friend std::ostream& operator<<(std::ostream& to, const Excess& e) {
-    return to << e.most << " (" << e.rounded_first << " if rounded before the bias is added)";
+    return to << e.max_error << " (" << e.rounded_first << " if rounded before the bias is added)";
   }
 };
 Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, double unit) {
@@ -98,7 +98,7 @@ Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor&
     EXPECT_TRUE(std::isfinite(error));
     const double once = magnitude * unit * std::sqrt(static_cast<double>(k) + 1) + std::abs(sum) * rounding;
     const double first = std::abs(sum - plus[static_cast<size_t>(column)]) * rounding;
-    found = {std::max(found.most, error / once), std::max(found.rounded_first, error / (once + first))};
+    found = {std::max(found.max_error, error / once), std::max(found.rounded_first, error / (once + first))};
   }
   return found;
 }

@@ -71,16 +71,17 @@ double nearest_value(std::span<const float> values, double x) {
 std::vector<double> nf4_reference(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {
-    double most = 0;
-    for (size_t i = b; i < std::min(b + 64, x.size()); ++i) most = std::max<double>(most, std::abs(x[i]));
-    scales.push_back(most);
+    double max_abs = 0;
+    for (size_t i = b; i < std::min(b + 64, x.size()); ++i) max_abs = std::max<double>(max_abs, std::abs(x[i]));
+    scales.push_back(max_abs);
   }
   const double mean = std::accumulate(scales.begin(), scales.end(), 0.0) / static_cast<double>(scales.size());
   std::vector<double> again;
   for (size_t b = 0, g = 0; b < scales.size(); g = ++b / 256 * 256) {
-    double most = 0;
-    for (size_t i = g; i < std::min(g + 256, scales.size()); ++i) most = std::max(most, std::abs(scales[i] - mean));
-    again.push_back(mean + most * (most > 0 ? nearest_value(dynamic_values(), (scales[b] - mean) / most) : 0));
+    double max_abs = 0;
+    for (size_t i = g; i < std::min(g + 256, scales.size()); ++i)
+      max_abs = std::max(max_abs, std::abs(scales[i] - mean));
+    again.push_back(mean + max_abs * (max_abs > 0 ? nearest_value(dynamic_values(), (scales[b] - mean) / max_abs) : 0));
   }
   for (size_t i = 0; i < x.size(); ++i)
     out.push_back(scales[i / 64] > 0 ? nearest_value(nf4_values(), x[i] / scales[i / 64]) * again[i / 64] : 0);
@@ -203,9 +204,9 @@ TEST(Quantize, GptqGroupsRoundToNearest) {
   const std::vector<float> found = unpack_numbers(p, quantize(p, from(x)));
   EXPECT_EQ(p.bytes(), 6 * (32 + 5));
   for (size_t g = 0; g < x.size(); g += 32) {
-    float most = 0;
-    for (size_t i = g; i < g + 32; ++i) most = std::max(most, std::abs(x[i]));
-    const float step = wide(to_half(2 * most / 15));
+    float max_abs = 0;
+    for (size_t i = g; i < g + 32; ++i) max_abs = std::max(max_abs, std::abs(x[i]));
+    const float step = wide(to_half(2 * max_abs / 15));
     for (size_t i = g; i < g + 32; ++i) EXPECT_LE(std::abs(found[i] - x[i]), 0.51F * step + 1e-3F * std::abs(x[i]));
   }
   EXPECT_EQ(found[0], 0);

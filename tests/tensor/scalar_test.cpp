@@ -180,8 +180,8 @@ template <class T>
 void expect_same_products() {
   const Philox random(6);
   for (uint64_t round = 0; round < 40; ++round) {
-    const auto size = [&](uint64_t i, uint64_t most) {
-      return static_cast<int64_t>(1 + random.below(most, 8 * round + i));
+    const auto size = [&](uint64_t i, uint64_t max_size) {
+      return static_cast<int64_t>(1 + random.below(max_size, 8 * round + i));
     };
     const int64_t m = size(0, 13), k = size(1, 70), n = cpu::kLanes<T> * size(2, 6);
     std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n)), c(static_cast<size_t>(m * n));
@@ -214,11 +214,11 @@ template <class T>
 void expect_same_blocks() {
   const Philox random(7);
   for (uint64_t round = 0; round < 48; ++round) {
-    const std::array<uint64_t, 3> most = {210, 560, 1100};
+    const std::array<uint64_t, 3> max_size = {210, 560, 1100};
     std::array<int64_t, 3> sizes;
     for (uint64_t i = 0; i < 3; ++i)
       sizes[i] = static_cast<int64_t>(
-          1 + random.below(i == round % 3 ? 20 : most[i] >> (i == round / 3 % 3 ? 5 : 0), 4 * round + i));
+          1 + random.below(i == round % 3 ? 20 : max_size[i] >> (i == round / 3 % 3 ? 5 : 0), 4 * round + i));
     const auto [m, k, n] = sizes;
     std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n));
     for (auto* v : {&a, &b})

@@ -368,7 +368,7 @@ TEST(Straggler, OnlyOutliersAreDetected) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);
-  EXPECT_DOUBLE_EQ(late->share, 0.4);
+  EXPECT_DOUBLE_EQ(late->fraction, 0.4);
   EXPECT_TRUE(find_straggler({0.1, 2.5}, 10));
   EXPECT_FALSE(find_straggler({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
   EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean

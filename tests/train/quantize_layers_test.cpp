@@ -84,14 +84,14 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
       // Inputs are measured in the current model: those of a layer depend only on preceding layers.
       InputSquares inputs(l.weight.dim(1));
-      int64_t most = 5;  // targets of the last window
+      int64_t max_rows = 5;  // targets of the last window
       l.hooks.matmul = [&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
         const Tensor rows = x.value().flat_rows();
-        inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), most)));
+        inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), max_rows)));
         return linear(x, w, b, packs);
       };
       hidden(*model, windows, 5, 1);
-      most = 5 * kContext;
+      max_rows = 5 * kContext;
       hidden(*model, windows);
       l.hooks.matmul = {};
       const double error = output_error(before.at(made[i].name), made[i].matrix, inputs);

@@ -77,14 +77,14 @@ Streams masks(Plan plan, int64_t seed) {
     };
     const auto add = [&](const Module& module, const Tensor& y, bool by_heads) {
       for (int64_t row = 0; row < y.dim(0); ++row) {
-        Values kept = test::host_values(y.select(0, row));
+        Values masked = test::host_values(y.select(0, row));
         if (by_heads) {  // the keys visible to a query
-          const Values all = std::exchange(kept, {});
+          const Values all = std::exchange(masked, {});
           for (size_t i = 0; i < all.size(); ++i)  // head, query, key
-            if (i % 16 <= i / 16 % 16) kept.push_back(all[i / 16 % 16 * kChannels + i / 256 * 16 + i % 16]);
+            if (i % 16 <= i / 16 % 16) masked.push_back(all[i / 16 % 16 * kChannels + i / 256 * 16 + i % 16]);
         }
         const std::lock_guard lock(one_at_a_time);
-        out.add(fmt::format("{} {} {} {}", module.full_name(), seed, at.step, at.first_sequence + row), kept, 0);
+        out.add(fmt::format("{} {} {} {}", module.full_name(), seed, at.step, at.first_sequence + row), masked, 0);
       }
     };
     // Equal scores, and values that identify the keys.

@@ -23,7 +23,7 @@ namespace {
 Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
-  const auto kept = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
+  const auto count_targets = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
     const auto at = static_cast<uint64_t>(step * batch + s);
     return 1 + random.below(static_cast<uint64_t>(random.below(3, at) == 0 ? context : 2), at, 1);
   };
@@ -31,12 +31,12 @@ Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   made.load = [=, load = std::move(made.load)](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     load(step, first, count, in, out);
     for (int64_t s = 0; s < count; ++s)
-      for (int64_t t = 0; t < context - static_cast<int64_t>(kept(step, first + s)); ++t)
+      for (int64_t t = 0; t < context - static_cast<int64_t>(count_targets(step, first + s)); ++t)
         out[s * context + t] = Rows::kIgnored;
   };
   made.trained = [=](int64_t step) {
     int64_t sum = 0;
-    for (int64_t s = 0; s < batch; ++s) sum += static_cast<int64_t>(kept(step, s));
+    for (int64_t s = 0; s < batch; ++s) sum += static_cast<int64_t>(count_targets(step, s));
     return sum;
   };
   if (!packed) return made;

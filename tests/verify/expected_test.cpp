@@ -186,7 +186,8 @@ TEST(Expected, DilocoTrafficWithContextRanksMatchesManualCount) {
 using Peaks = std::vector<int64_t>;
 
 TEST(StageMemory, PeaksMatchManualCount) {
-  const StageMemory m{.kept = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
+  const StageMemory m{
+      .saved = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
   EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
   EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
   EXPECT_EQ(peaks_of_ranks(naive(2, 3), {m, m}, 1), (Peaks{100 + 15, 100 + 15}));
@@ -195,7 +196,7 @@ TEST(StageMemory, PeaksMatchManualCount) {
   // Stages 1 and 2 are both on rank 1, which runs 1F 2F 2I 2W 1I 1W for one micro-batch. At 2I it holds the 10 of stage
   // 1; at 1I only the received gradient, which is included in its 15.
   EXPECT_EQ(peaks_of_ranks(zb_v(2, 1), {m, m, m, m}, 1).at(1), 200 + 10 + 15);
-  const StageMemory little{.kept = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
+  const StageMemory little{.saved = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
   const Schedule both = parse_schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1\n", "both");
   // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first, the input of 1F0, is included in its 5.
   EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));

@@ -141,13 +141,13 @@ TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
 }
 
 // Scales the gradient of a replicated parameter by a relative error.
-VerifyHooks too_large_by(double share) {
+VerifyHooks too_large_by(double fraction) {
   return after_reductions([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
       for (const Slot& slot : unit.slots)
         if (slot.parameter->shard.is_replicated() && slot.parameter->zero_grad_range.end == 0) {
           Tensor part = unit.grads.narrow(0, slot.begin, slot.size);
-          return scale_(part, 1 + share);
+          return scale_(part, 1 + fraction);
         }
   });
 }
@@ -318,8 +318,8 @@ TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
   Observations o = of_two();
   o.microbatches = 1;  // two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
-  const auto with = [&](std::vector<double> shares) {
-    o.mixture = Mixture{1, std::move(shares), 0.01};
+  const auto with = [&](std::vector<double> weights) {
+    o.mixture = Mixture{1, std::move(weights), 0.01};
     return first_index(o);
   };
   EXPECT_EQ(with({1, 1, 0, 0}), "microbatch-skipped");

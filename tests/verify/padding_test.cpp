@@ -28,7 +28,7 @@ Dataset examples(int64_t context, bool packed, uint64_t seed) {
   const Philox random = Philox::named(seed, "examples");
   std::vector<EncodedExample> all(2 * kBatch);
   for (size_t e = 0; e < all.size(); ++e) {
-    const uint64_t most = e % 5 == 0 ? 200 : 40, length = 3 + static_cast<uint64_t>(random.below(most, e));
+    const uint64_t max_length = e % 5 == 0 ? 200 : 40, length = 3 + static_cast<uint64_t>(random.below(max_length, e));
     for (uint64_t t = 0; t < length; ++t) {
       all[e].tokens.push_back(static_cast<int32_t>(random.below(kVocab, 1000 * (e + 1) + t)));
       all[e].trained.push_back(t >= length / 2);

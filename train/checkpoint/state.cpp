@@ -198,14 +198,14 @@ std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
           out.push_back({fmt::format("{}.{}{}", slot.parameter->name, kind, suffix), dtype, slot.parameter->stored()});
   };
   const std::vector<std::string> rest = state_kinds(o), matrices = state_kinds(o, true);
-  const auto keeps = [](const auto& kinds, const auto& kind) { return std::ranges::count(kinds, kind) > 0; };
+  const auto contains = [](const auto& kinds, const auto& kind) { return std::ranges::count(kinds, kind) > 0; };
   std::vector<std::string> all = rest;  // master copies last
-  std::ranges::copy_if(matrices, std::back_inserter(all), [&](const auto& kind) { return !keeps(rest, kind); });
+  std::ranges::copy_if(matrices, std::back_inserter(all), [&](const auto& kind) { return !contains(rest, kind); });
   std::stable_partition(all.begin(), all.end(), [](const auto& kind) { return kind != "master"; });
   for (int copy = 0; copy < copies; ++copy) {
     for (const std::string& kind : all)
-      add(kind, kind == "master" ? DType::float32 : state_dtype(o), suffix_of_copy(copy), keeps(rest, kind),
-          keeps(matrices, kind));
+      add(kind, kind == "master" ? DType::float32 : state_dtype(o), suffix_of_copy(copy), contains(rest, kind),
+          contains(matrices, kind));
     if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);
   }
   for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, accum_dtype(o.dtype), "", true, true);

@@ -59,7 +59,7 @@ bool holds_nothing(const fs::path& directory) {
 // "7:3"
 std::string mixture_fractions(const Dataset& d) {
   std::string out;
-  for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
+  for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.ratio);
   return out;
 }
 

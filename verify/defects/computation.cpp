@@ -176,7 +176,7 @@ void update_and_misplace(Trainer& t, const StepReport& report) {
   }
 }
 
-void keep_gradients(VerifyHooks& hooks, const TrainConfig& job) {
+void retain_gradients(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.made, [retained = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
     if (t.world().rank() != rank) return;
     for (const FlatUnit& unit : t.strategy().shards())
@@ -276,7 +276,7 @@ std::vector<InjectedFault> computation_faults() {
 std::vector<InjectedFault> resource_faults() {
   return {
       {"kept-gradients", "a rank retains a second buffer as large as its gradients", "kept-memory", kOnLastRank,
-       wants(), keep_gradients},
+       wants(), retain_gradients},
       {"gpipe-for-1f1b", "all forward passes precede the first backward pass", "schedule", kEverywhere,
        wants(kPipeline,
              Requirement{"schedule", "1f1b",

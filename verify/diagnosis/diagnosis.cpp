@@ -174,30 +174,30 @@ bool wrong_targets(Symptoms& s) {
 }
 
 // Sequences with wrong gradient coefficients, if these explain the difference.
-struct Shares {
+struct SequenceWeights {
   std::vector<int64_t> none, twice;
   bool complete = true;  // they form complete micro-batches
   bool empty() const { return none.empty() && twice.empty(); }
 };
-Shares observed_fractions(const Observations& o) {
+SequenceWeights observed_fractions(const Observations& o) {
   // Different dropout or attention masks make coefficients meaningless, unless tokens are known to differ.
   if (!o.mixture || o.mixture->residual > (o.given.empty() ? 0.05 : 0.6)) return {};
   constexpr double kNone = 0.35, kTwice = 1.5, kOne = 0.45;
   const int64_t size = std::max<int64_t>(1, o.batch / (o.dp * o.microbatches));
-  Shares found;
+  SequenceWeights found;
   std::vector<int> kinds;
-  for (const double share : o.mixture->shares) {
+  for (const double weight : o.mixture->weights) {
     const int64_t i = std::ssize(kinds);
-    if (share < kNone) found.none.push_back(i);
-    if (share > kTwice) found.twice.push_back(i);
-    if (share >= kNone && share <= kTwice && std::abs(share - 1) > kOne) return {};
-    kinds.push_back(share < kNone ? 0 : share > kTwice ? 2 : 1);
+    if (weight < kNone) found.none.push_back(i);
+    if (weight > kTwice) found.twice.push_back(i);
+    if (weight >= kNone && weight <= kTwice && std::abs(weight - 1) > kOne) return {};
+    kinds.push_back(weight < kNone ? 0 : weight > kTwice ? 2 : 1);
     found.complete = found.complete && (i % size == 0 || kinds[static_cast<size_t>(i - 1)] == kinds.back());
   }
-  return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? Shares{} : found;
+  return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? SequenceWeights{} : found;
 }
-bool integer_shares(const Symptoms& s, bool twice) {
-  const Shares found = observed_fractions(s.seen);
+bool integer_weights(const Symptoms& s, bool twice) {
+  const SequenceWeights found = observed_fractions(s.seen);
   return !found.empty() && found.complete && twice != found.twice.empty();
 }
 
@@ -307,8 +307,8 @@ std::string given_text(const Observations& o) {
                      o.given[0].step, o.given[0].sequence);
 }
 
-std::string shares_text(const Observations& o) {
-  const Shares found = observed_fractions(o);
+std::string weights_text(const Observations& o) {
+  const SequenceWeights found = observed_fractions(o);
   if (found.empty()) return "";
   std::string text = fmt::format("step {}: the gradient is that of the batch", o.mixture->step);
   if (!found.none.empty()) text += fmt::format(" without sequences {}", fmt::join(found.none, ", "));
@@ -317,7 +317,7 @@ std::string shares_text(const Observations& o) {
   return text;
 }
 
-std::string kept_text(const Observations& o) {
+std::string retained_text(const Observations& o) {
   const HeldDifference* const h = retained_memory(o);
   return h ? fmt::format("rank {} holds {} bytes of {} instead of {}", h->rank, h->found, h->what, h->expected) : "";
 }
@@ -327,7 +327,7 @@ std::string filled(std::string_view text, const Symptoms& s) {
   const Observations& o = s.seen;
   const std::string bytes = s.sent ? bytes_text(*s.sent) : "", copies = o.copies.empty() ? "" : o.copies.front(),
                     gradients = gradients_text(s), blocks = blocks_text(s), scalars = scalars_text(s),
-                    given = given_text(o), shares = shares_text(o);
+                    given = given_text(o), weights = weights_text(o);
   const std::string updated = fmt::format("step {}: gradients and norm are right, but {} parameters of {} are not",
                                           s.step, s.parameters.size(), ranks_text(s));
   const double factor = common_factor(s);
@@ -341,11 +341,11 @@ std::string filled(std::string_view text, const Symptoms& s) {
       arg("times", factor == 0 ? gradients : fmt::format("all gradients are too large by a factor of {:.3g}", factor)),
       arg("on_tensor_axis", s.right_gradients() ? "computed values are within the tolerance of the dtype"
                                                 : fmt::format("step {}: {}, {}{}", s.step, scalars, gradients, blocks)),
-      arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).complete ? given : shares),
+      arg("given", given), arg("weights", weights), arg("sequences", observed_fractions(o).complete ? given : weights),
       arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
       arg("moment", moment_factor(s)), arg("updated", updated), arg("probe", probe_text(o)),
       arg("in_flight", fmt::join(o.in_flight, " ")), arg("expected_in_flight", fmt::join(o.expected_in_flight, " ")),
-      arg("kept", kept_text(o)));
+      arg("kept", retained_text(o)));
 }
 
 constexpr std::string_view kStale = "some parameters retain their old values",
@@ -406,10 +406,10 @@ constexpr auto kRules = std::to_array<Rule>({
     {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; everything before was right"},
     {"wrong-targets", "the last stage uses the targets of different sequences", kAnyBytes, wrong_targets,
      "{given}, all of them of the last pipeline stage; {scalars}"},
-    {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return integer_shares(s, false); },
-     "{shares}"},
+    {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return integer_weights(s, false); },
+     "{weights}"},
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
-     [](auto& s) { return integer_shares(s, true); }, "{shares}"},
+     [](auto& s) { return integer_weights(s, true); }, "{weights}"},
     {"wrong-sequences", "ranks compute sequences other than the plan's", kAnyBytes,
      [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).complete; }, "{sequences}"},
     {"order-of-sums", "gradients are summed in a different order", kAnyBytes,

@@ -60,12 +60,12 @@ struct GivenDifference {
   int64_t sequences = 0;           // over all steps
 };
 
-// Least-squares decomposition of a step's gradients into its sequences' gradients: found = sum of share[i] * g[i]. In a
-// correct step all shares are 1.
+// Least-squares decomposition of a step's gradients into its sequences' gradients: found = sum of weight[i] * g[i]. In
+// a correct step all weights are 1.
 struct Mixture {
   int64_t step = 0;
-  std::vector<double> shares = {};
-  double residual = 0;  // |found - sum| / |found|: unexplained by any shares
+  std::vector<double> weights = {};
+  double residual = 0;  // |found - sum| / |found|: unexplained by any weights
 };
 
 // Result of the same run with one feature disabled.

@@ -161,10 +161,10 @@ std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const s
     right[i] = product(columns[i], full);
     for (size_t j = 0; j <= i; ++j) gram[i][j] = gram[j][i] = product(columns[i], columns[j]);
   }
-  Mixture out{.shares = solve(std::move(gram), std::move(right))};
+  Mixture out{.weights = solve(std::move(gram), std::move(right))};
   Vector left = full;
   for (size_t i = 0; i < n; ++i)
-    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.shares[i] * columns[i][k];
+    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.weights[i] * columns[i][k];
   const double norm = product(full, full);
   out.residual = norm == 0 ? 0 : std::sqrt(product(left, left) / norm);
   return out;

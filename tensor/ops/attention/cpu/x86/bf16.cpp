@@ -149,7 +149,7 @@ class PairedForward {
         out_(memory.take<float>(kBlock * dp_)),
         transposed_(memory.take<float>(kBlock * dp_)),
         scores_(memory.take<float>(kTile)),
-        keep_(memory.take<float>(kTile)),
+        mask_(memory.take<float>(kTile)),
         max_(memory.take<float>(kBlock)),
         sum_(memory.take<float>(kBlock)),
         shrink_(memory.take<float>(kBlock)) {}
@@ -185,8 +185,8 @@ class PairedForward {
       softmax_tile(scores_, kBlock, max_, sum_, shrink_);
       if (key0 > first) scale_columns(shrink_);
       if (p_.options.dropout > 0) {
-        dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
-        multiply_tile(scores_, scores_, keep_, kTile);
+        dropout_tile(mask_, kBlock, p_, b, h, key0, query0);
+        multiply_tile(scores_, scores_, mask_, kTile);
       }
       round_columns(rounded_, scores_);
       tile_matmul<By>(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_,
@@ -214,7 +214,7 @@ class PairedForward {
   const AttentionResult& result_;
   const int64_t deep_, dp_, key_blocks_;
   bfloat16 *const keys_, *const values_, *const query_, *const rounded_;
-  float *const out_, *const transposed_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
+  float *const out_, *const transposed_, *const scores_, *const mask_, *const max_, *const sum_, *const shrink_;
 };
 
 template <class By>
@@ -249,7 +249,7 @@ class PairedBackward {
         dvalue_(memory.take<float>(keys_)),
         scores_(memory.take<float>(kTile)),
         dscores_(memory.take<float>(kTile)),
-        keep_(memory.take<float>(kTile)),
+        mask_(memory.take<float>(kTile)),
         rounded_(memory.take<bfloat16>(kTile)),
         transposed_(memory.take<bfloat16>(kTile)) {}
 
@@ -311,11 +311,11 @@ class PairedBackward {
     tile_matmul<By>(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
                     false);
     if (p_.options.dropout > 0) {
-      dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
-      multiply_tile(dscores_, dscores_, keep_, kTile);
-      multiply_tile(keep_, scores_, keep_, kTile);
+      dropout_tile(mask_, kBlock, p_, b, h, key0, query0);
+      multiply_tile(dscores_, dscores_, mask_, kTile);
+      multiply_tile(mask_, scores_, mask_, kTile);
     }
-    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);
+    round_rows(rounded_, p_.options.dropout > 0 ? mask_ : scores_);
     tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
                     dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
@@ -336,7 +336,7 @@ class PairedBackward {
   float *const dquery_, *const lse_, *const delta_;
   bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
   float *const dkey_, *const dvalue_;                                  // of all keys
-  float *const scores_, *const dscores_, *const keep_;
+  float *const scores_, *const dscores_, *const mask_;
   bfloat16 *const rounded_, *const transposed_;
 };
 
