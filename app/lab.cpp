@@ -53,11 +53,11 @@ int check_class(const LabOptions& o) {
     std::map<std::string, int> points;
     int solved = 0;
     Progress progress(Progress::for_stderr(0, false));
-    for (const auto& [e, p, folder] : handed_in) {
+    for (const auto& [e, p, directory] : handed_in) {
       progress.work(fmt::format("grading {} of {}", p ? p->name : e->name, learner));
       lab::Verdict verdict;
       try {
-        verdict = p ? lab::grade(*p, folder) : lab::check(*e, folder);
+        verdict = p ? lab::grade(*p, directory) : lab::check(*e, directory);
       } catch (const std::exception& error) {
         verdict.wrong = {"error", error.what(), ""};
       }
@@ -98,16 +98,16 @@ int run(const LabOptions& o) {
   if (!o.all.empty() && !o.exercise.empty())
     bad_usage("--all: cannot be combined with an exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.action == Action::check && o.folder.empty())
+  if (o.action == Action::check && o.directory.empty())
     bad_usage("lab check: expected N and DIR, or --all with a directory");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
     if (o.action == Action::check) {
-      const lab::Verdict verdict = lab::grade(*p, o.folder);
+      const lab::Verdict verdict = lab::grade(*p, o.directory);
       return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
     }
     if (o.action != Action::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
-    lab::start(*p, o.folder);
+    lab::start(*p, o.directory);
   } else {
     const lab::Exercise& e = lab::exercise(o.exercise);
     if (o.action == Action::answer) {
@@ -117,14 +117,14 @@ int run(const LabOptions& o) {
     if (o.action != Action::start) {
       std::optional<Progress> progress;
       progress.emplace(Progress::for_stderr(0, false)).work(fmt::format("building and grading {}", e.name));
-      const lab::Verdict verdict = o.action == Action::grade ? lab::grade(e) : lab::check(e, o.folder);
+      const lab::Verdict verdict = o.action == Action::grade ? lab::grade(e) : lab::check(e, o.directory);
       progress.reset();
       return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
     }
-    lab::give_out(e, o.folder);
+    lab::give_out(e, o.directory);
   }
   print(fmt::format("{0}: README.md describes the task; tessera lab check {1} {0} grades the solution\n",
-                    one_line(o.folder), o.exercise));
+                    one_line(o.directory), o.exercise));
   return 0;
 }
 

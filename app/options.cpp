@@ -233,9 +233,9 @@ Settings field_descriptors(LabOptions& o, LabOptions::Action action) {
   const Bounds places = action == Action::check ? Bounds{0, 1} : Bounds{};
   if (action != Action::list)
     s.add(o.exercise, {"N", "number or name of an exercise or puzzle, such as p1", places}).by_place();
-  if (action == Action::start) s.add(o.folder, {"DIR", "directory to create"}).by_place();
+  if (action == Action::start) s.add(o.directory, {"DIR", "directory to create"}).by_place();
   if (action != Action::check) return s;
-  s.add(o.folder, {"DIR", "directory created by `lab start`, or the file of a puzzle", places}).by_place();
+  s.add(o.directory, {"DIR", "directory created by `lab start`, or the file of a puzzle", places}).by_place();
   s.add(o.all, {"all", "grade a class: a directory with one subdirectory per learner"}).a("a directory");
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;

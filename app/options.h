@@ -153,7 +153,7 @@ struct ExploreOptions {
 struct LabOptions {
   enum class Action { list, start, check, grade, answer };
   Action action = Action::list;
-  std::string exercise, folder, all, format = "text";
+  std::string exercise, directory, all, format = "text";
 };
 
 Settings field_descriptors(TrainConfig& config, TrainOptions& options);

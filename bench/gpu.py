@@ -336,9 +336,9 @@ def mend_libraries(contact):
     for name in sorted(set(re.findall(r"(\S+) => not found", found))):
         search = ["timeout", "-k", "5", "20", "find", "/", "(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o", "-name", name,
                   "-not", "-path", "*/stubs/*", "-printf", "%h\\n", "-quit"]
-        folder = subprocess.run(search, capture_output=True, text=True).stdout.strip()
+        directory = subprocess.run(search, capture_output=True, text=True).stdout.strip()
         contact.say(f"library path: {name} is in {folder or 'no directory on this machine'}")
-        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), folder]))
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), directory]))
 
 
 def options_given():
@@ -353,8 +353,8 @@ def options_given():
     parts = SELECTIONS.get(given.what, (480, given.what.split(",")))[1]
     listed = ((parts, "part", [*PARTS, *STEPS]), (given.tools, "--tools", OPTIONS["tools"][0].split(",")), (given.over, "--over", GROUPS),
               ([word.partition("=")[0] for word in (given.models or "").split(",") if word], "--models", gpu_parts.MODELS))
-    for words, name, known in listed:
-        for word in words.split(",") if isinstance(words, str) else words or []:
+    for values, name, known in listed:
+        for word in values.split(",") if isinstance(values, str) else values or []:
             if word not in known:
                 parser.error(f"unknown {name} '{word}'; expected all, A, B, C or some of {', '.join(known)}"
                              if name == "part" else f"{name}: unknown '{word}'; expected some of {', '.join(known)}")
@@ -374,8 +374,8 @@ def main():
         joined = subprocess.Popen(["cat", *given.files], stdout=subprocess.PIPE)
         if subprocess.run(["tar", "-xzf", "-", "-C", given.out, "caches"], stdin=joined.stdout).returncode != 0:
             print(f"first_contact.sh: no caches could be read from {' '.join(given.files)}", file=sys.stderr)
-    for variable, folder in (("TESSERA_CACHE", "tessera"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
-        os.environ[variable] = os.path.join(caches, folder)
+    for variable, directory in (("TESSERA_CACHE", "tessera"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        os.environ[variable] = os.path.join(caches, directory)
         os.makedirs(os.environ[variable], exist_ok=True)
     os.environ |= {"GOMP_SPINCOUNT": "1000", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"}
     if os.path.isdir(os.path.join(given.build, "lib")):

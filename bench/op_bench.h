@@ -71,13 +71,13 @@ struct Ceilings {
   double flops;        // matmul 1024^3, on a GPU 8192^3
 };
 
-double copy_rate(int64_t bytes, double seconds);  // bytes read plus written
-double matmul_rate(int64_t n, double seconds);
+double copy_bandwidth(int64_t bytes, double seconds);  // bytes read plus written
+double matmul_throughput(int64_t n, double seconds);
 
-struct Rates {
+struct Throughput {
   double bytes_per_s, flops, fraction;  // roofline time / measured time
 };
-Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& ceilings);
+Throughput compute_throughput(double bytes, double flops, double seconds, const Ceilings& ceilings);
 
 // The best FLOP/s of several n x n x n matmuls.
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena);

@@ -76,9 +76,9 @@ OutputChoice take_output_choice(Args& args) {
                    .json = take_first(args, "benchmark_out_format", {"json", "console"}, true)};
   args.emplace_back("--benchmark_out=");
   std::error_code error;
-  if (const std::filesystem::path folder = out.file.parent_path();
-      !folder.empty() && !std::filesystem::is_directory(folder, error))
-    throw OutputError(fmt::format("--benchmark_out: {} is not a directory", folder.string()));
+  if (const std::filesystem::path directory = out.file.parent_path();
+      !directory.empty() && !std::filesystem::is_directory(directory, error))
+    throw OutputError(fmt::format("--benchmark_out: {} is not a directory", directory.string()));
   return out;
 }
 
@@ -339,7 +339,7 @@ class OtherPrograms {
  public:
   // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: equally
   // busy processes of this program on this host.
-  std::optional<double> processors(int processes = 1) {
+  std::optional<double> busy_cores(int processes = 1) {
     const Usage now;
     if (now.at - last_.at >= kWindow) first_ = std::exchange(last_, now);
     const double wall = std::chrono::duration<double>(now.at - first_.at).count();
@@ -368,7 +368,7 @@ class OtherPrograms {
 void add_context() {
   OtherPrograms others;
   std::this_thread::sleep_for(others.kWindow);
-  if (const auto busy = others.processors())
+  if (const auto busy = others.busy_cores())
     benchmark::AddCustomContext("busy_processors", fmt::format("{:.2f}", *busy));
 #ifdef NDEBUG
   benchmark::AddCustomContext("tessera_build", "release");
@@ -389,7 +389,7 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
   for (const Row& row : rows) {
     const auto run = [=, run = row.run](benchmark::State& state) {
       run(state);
-      state.counters["other_processors"] = others->processors(processes).value_or(kNone);
+      state.counters["other_processors"] = others->busy_cores(processes).value_or(kNone);
     };
     auto* made = benchmark::RegisterBenchmark(row.name.c_str(), run)->UseManualTime()->Unit(row.unit);
     if (row.iterations > 0 && !seconds)

@@ -322,7 +322,7 @@ Actions make_actions(Communicator& world, const Trace& trace) {
     if (e.kind != TraceKind::action) continue;
     const Action a = Action::parse(e.what);
     own.insert(own.end(), {static_cast<double>(a.what), static_cast<double>(a.stage), static_cast<double>(a.microbatch),
-                           trace.origin() + e.begin, trace.origin() + e.end, e.processor});
+                           trace.origin() + e.begin, trace.origin() + e.end, e.cpu_s});
   }
   const auto width = static_cast<int64_t>(world.max(static_cast<double>(own.size())));
   own.resize(static_cast<size_t>(width), -1);  // padding
@@ -360,8 +360,8 @@ void note(Figures& figures, const Schedule& schedule, const Actions& step, bool 
 }
 
 Measured measure_schedule(const TrainConfig& job, Communicator& world, int64_t steps) {
-  const unsigned processors = std::thread::hardware_concurrency();
-  const bool shared = static_cast<unsigned>(world.size()) > processors;
+  const unsigned cores = std::thread::hardware_concurrency();
+  const bool shared = static_cast<unsigned>(world.size()) > cores;
   Trace trace(1);
   ReferenceSteps one = one_rank(job, world);
   TimedSteps timed(job, world, &trace);
@@ -380,7 +380,7 @@ Measured measure_schedule(const TrainConfig& job, Communicator& world, int64_t s
   for (const char* name : {"bubble_replayed", "bubble_measured", "forward_s", "backward_s", "input_s", "weight_s"})
     m.add(name, figures[name].empty() ? kNone : median(figures[name]));
   one.add_to(m);
-  if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} cores", world.size(), processors);
+  if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} cores", world.size(), cores);
   return m;
 }
 

@@ -429,8 +429,8 @@ std::optional<Noted> noted_in(const std::string& text) {
   if (!std::regex_search(text, found, line, std::regex_constants::match_continuous)) return {};
   return Noted{find_puzzle(found.str(1)), std::stoull(found[2])};
 }
-std::optional<Noted> read_note(const fs::path& folder) {
-  const fs::path file = folder / kTaskFile;
+std::optional<Noted> read_note(const fs::path& directory) {
+  const fs::path file = directory / kTaskFile;
   return is_plain_file(file) ? noted_in(read_full(file, 1 << 20)) : std::nullopt;
 }
 
@@ -489,38 +489,38 @@ const Puzzle* find_puzzle(std::string_view name) {
   return nullptr;
 }
 
-const Puzzle* puzzle_in(const fs::path& folder) {
-  const auto noted = read_note(folder);
+const Puzzle* puzzle_in(const fs::path& directory) {
+  const auto noted = read_note(directory);
   return noted ? noted->puzzle : nullptr;
 }
 
-void start(const Puzzle& p, const fs::path& folder) { start(p, folder, std::random_device()() % 1'000'000'000); }
+void start(const Puzzle& p, const fs::path& directory) { start(p, directory, std::random_device()() % 1'000'000'000); }
 
-void start(const Puzzle& p, const fs::path& folder, uint64_t seed) {
+void start(const Puzzle& p, const fs::path& directory, uint64_t seed) {
   std::error_code none;
-  if (fs::exists(folder, none) && !fs::is_empty(folder, none))
-    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", folder.string()));
-  make_directories(folder);
+  if (fs::exists(directory, none) && !fs::is_empty(directory, none))
+    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", directory.string()));
+  make_directories(directory);
   const Task task = p.task(seed);
   const size_t end = p.page.rfind("```"), begin = p.page.rfind("```\n", end - 1) + 4;
   std::string page(p.page);
   page.replace(page.find(kInstancePlaceholder), kInstancePlaceholder.size(), task.instance);
-  write_file(folder / p.file, note(p, seed) + task.begun + std::string(p.page.substr(begin, end - begin)));
-  if (task.runs) write_file(folder / "runs.txt", task.runs());
-  write_file(folder / "README.md", page);
-  write_file(folder / kTaskFile, note(p, seed));
+  write_file(directory / p.file, note(p, seed) + task.begun + std::string(p.page.substr(begin, end - begin)));
+  if (task.runs) write_file(directory / "runs.txt", task.runs());
+  write_file(directory / "README.md", page);
+  write_file(directory / kTaskFile, note(p, seed));
 }
 
 Verdict grade(const Puzzle& p, const fs::path& given) {
-  const bool in_folder = is_folder(given);
-  const fs::path folder = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
-  const std::optional<Noted> given_out = read_note(folder);
+  const bool in_folder = names_directory(given);
+  const fs::path directory = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
+  const std::optional<Noted> given_out = read_note(directory);
   if (!given_out && in_folder)
     throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` creates it",
-                                 (folder / kTaskFile).string(), p.number, given.string()));
+                                 (directory / kTaskFile).string(), p.number, given.string()));
   if (given_out && given_out->puzzle != &p)
     throw InputError(
-        fmt::format("{} belongs to a different puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
+        fmt::format("{} belongs to a different puzzle; expected p{}", (directory / kTaskFile).string(), p.number));
   const std::string text = read_full(file, 1 << 20);
   const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;

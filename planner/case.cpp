@@ -92,18 +92,19 @@ Settings field_descriptors(Layout& l) {
 
 Settings field_descriptors(Hardware& h) {
   Settings s;
-  const auto rate = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {kPositive}}); };
+  const auto positive = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {kPositive}}); };
   const auto fraction = [&](double& value, std::string_view name) { s.add(value, {name, {}, {kPositive, 1}}); };
   const auto maybe = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
-  rate(h.peak_flops, "peak_flops"), rate(h.hbm_bytes_per_s, "hbm_bytes_per_s"), rate(h.memory_bytes, "memory_bytes");
-  rate(h.multiprocessors, "multiprocessors"), rate(h.ranks_per_node, "ranks_per_node");
-  rate(h.intra_bytes_per_s, "intra_bytes_per_s"), rate(h.inter_bytes_per_s, "inter_bytes_per_s");
+  positive(h.peak_flops, "peak_flops"), positive(h.hbm_bytes_per_s, "hbm_bytes_per_s"),
+      positive(h.memory_bytes, "memory_bytes");
+  positive(h.multiprocessors, "multiprocessors"), positive(h.ranks_per_node, "ranks_per_node");
+  positive(h.intra_bytes_per_s, "intra_bytes_per_s"), positive(h.inter_bytes_per_s, "inter_bytes_per_s");
   maybe(h.intra_latency_s, "intra_latency_s"), maybe(h.inter_latency_s, "inter_latency_s");
-  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.processors, "processors");
+  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.cores, "processors");
   fraction(h.product_efficiency, "product_efficiency"), fraction(h.memory_efficiency, "memory_efficiency");
   fraction(h.intra_efficiency, "intra_efficiency"), fraction(h.inter_efficiency, "inter_efficiency");
   s.add(h.contention, {"contention", {}, {0, 1}});
-  rate(h.range_fastest, "range_fastest"), rate(h.range_slowest, "range_slowest");
+  positive(h.range_fastest, "range_fastest"), positive(h.range_slowest, "range_slowest");
   return s;
 }
 
@@ -126,9 +127,10 @@ Settings field_descriptors(Software& w) {
 void check(const Hardware& given) {
   Hardware h = given;
   check_ranges(field_descriptors(h));
-  for (const auto& [kernel, rate] : h.attention)
-    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
-      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", rate.flops));
+  for (const auto& [kernel, positive] : h.attention)
+    if (!(positive.flops > 0) || !std::isfinite(positive.flops) || !(positive.half_tokens >= 0) ||
+        !std::isfinite(positive.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", positive.flops));
   if (h.range_fastest > h.range_slowest)
     throw FieldError("range_fastest", fmt::format("expected at most {}, got {}", h.range_slowest, h.range_fastest));
 }

@@ -202,7 +202,7 @@ std::optional<TrainConfig> own_job(const Case& c) {
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
         // Ranks that do not share CPU cores have one GPU each.
-        job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
+        job.plan.device = c.hardware.cores == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;
       }

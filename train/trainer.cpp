@@ -156,10 +156,10 @@ void Trainer::queue_sums() {
   sum_tied_gradients();
 }
 
-void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
+void Trainer::dump(int64_t step, const std::filesystem::path& directory) {
   if (step <= steps_done())
     throw FieldError("step", fmt::format("expected a step after the {} completed ones, got {}", steps_done(), step));
-  dump_ = std::make_unique<StepDump>(*this, step, folder);
+  dump_ = std::make_unique<StepDump>(*this, step, directory);
 }
 
 StepReport Trainer::compute_gradients(StepRequest request) {

@@ -12,7 +12,7 @@ namespace {
 
 template <class T>
 struct ReplicaStep {
-  T fraction, momentum, rate;
+  T fraction, momentum, lr;
   // `sum`: differences summed over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
     const T mean = fraction * sum;
@@ -21,7 +21,7 @@ struct ReplicaStep {
       *buffer = std::fma(momentum, *buffer, mean);
       step = std::fma(momentum, *buffer, mean);
     }
-    common = std::fma(-rate, step, common);
+    common = std::fma(-lr, step, common);
   }
 };
 
@@ -76,8 +76,8 @@ StepReport Replicas::compute_gradients() {
 
 // Fragments are staggered within H steps by their index.
 bool Replicas::due(int64_t fragment, int64_t step) const {
-  const int64_t behind = fragment * plan_.sync_every / plan_.sync_fragments;
-  return step == last_ || (step - behind) % plan_.sync_every == 0;
+  const int64_t offset = fragment * plan_.sync_every / plan_.sync_fragments;
+  return step == last_ || (step - offset) % plan_.sync_every == 0;
 }
 
 void Replicas::update() {

@@ -148,7 +148,7 @@ std::string machine_text(const planner::Machine& m) {
   return fmt::format(
       "{}, {} cores, GPU: {}\nmatmul {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\nall "
       "measurements: {}\n",
-      m.identity.processor, m.identity.processors, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
+      m.identity.processor, m.identity.cores, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
       m.product_flops_per_s[1] / 1e9, m.copy_bytes_per_s / 1e9, m.memory_bytes / 1e9,
       planner::machine_file(m.identity).string());
 }

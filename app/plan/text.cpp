@@ -416,7 +416,7 @@ std::string plan_json_lines(const PlanAnswer& a) {
 
 std::string train_command(const PlanOptions& o, const planner::SearchRequest& q, const planner::Layout& l) {
   const int64_t node = q.hardware.ranks_per_node;
-  const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
+  const bool gpu = q.hardware.cores == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_args(q.model) : model_args(o));
   out += fmt::format(" --dtype {} --batch {}", value_name(o.run.optim.dtype), q.batch);

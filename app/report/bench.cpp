@@ -191,9 +191,9 @@ std::vector<double> BenchRow::values(size_t side, Sample what) const {
 void Bench::read(size_t side, const std::string& name, const std::string& text) try {
   const Json file = parse_json(text, name, JsonFile::others), &context = file.at("context");
   const double busy = std::strtod(context.value("busy_processors", "0").c_str(), nullptr);
-  const double processors = context.at("num_cpus");
-  std::string machine = fmt::format("{} cores", processors);
-  if (busy > kBusy * processors) machine += fmt::format(", {:.1f} of them BUSY before the start", busy);
+  const double cores = context.at("num_cpus");
+  std::string machine = fmt::format("{} cores", cores);
+  if (busy > kBusy * cores) machine += fmt::format(", {:.1f} of them BUSY before the start", busy);
   for (const char* key : {"tessera_build", "threads", "matmul", "ceiling_fp32", "ceiling_bf16"})
     if (context.contains(key)) machine += fmt::format("; {} {}", key, context.at(key).get<std::string>());
   const std::string date = context.value("date", "");
@@ -213,7 +213,7 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
                  .reference = r.value("reference_rounds", Times()),
                  .machine = r.value("machine_rounds", Times()),
                  .busy = r.contains("other_processors") && r.at("other_processors").is_number() &&
-                         r.at("other_processors").get<double>() > kBusyRow * processors,
+                         r.at("other_processors").get<double>() > kBusyRow * cores,
                  .start = starts});
     for (const Times* list : {&run.rounds, &run.reference, &run.machine})
       if (run.rounds.empty() || r.at("time_unit") != row->unit ||

@@ -24,7 +24,7 @@ struct Event {
   double begin = 0, end = 0;
   int64_t step = 0;                 // 0: between steps
   int stage = -1, microbatch = -1;  // pipeline action
-  double processor = 0;             // CPU time of its thread
+  double cpu_s = 0;                 // CPU time of its thread
   std::string axis, operation;      // communication
   int64_t bytes = 0, sent = 0;      // of the array; sent by the rank
 };

@@ -195,7 +195,7 @@ MemoryLimit limit_without_threads(const TrainConfig& job, int64_t local_world_si
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
   if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
-  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
+  if (!names_directory(from) && (from.filename() == "best" || from.filename() == "latest")) {
     const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
     if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, got '{}'", from.string(), name);
     return find_checkpoint(from.parent_path() / name, passed_over);
@@ -205,7 +205,7 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
     check_finite(found);
     return found;
   }
-  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
+  const fs::path directory = names_directory(from / "checkpoints") ? from / "checkpoints" : from;
   if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_finite)) return *found;
   bad_input("{}: no usable checkpoint: {}", from.string(),
             passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
@@ -326,7 +326,7 @@ ModelConfig first_config(const TrainConfig& o) {
   const DataConfig& d = o.data;
   ModelConfig config = pretrained_config(*o.run.init, o.run.base, true);
   if (d.add_tokens.empty()) return config;
-  if (d.tokenizer && !is_folder(*d.tokenizer))
+  if (d.tokenizer && !names_directory(*d.tokenizer))
     bad_usage("--add-tokens: with --init, expected a tokenizer directory or no --tokenizer, got {}", *d.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(d.tokenizer ? fs::path(*d.tokenizer) : tokenizer_path(*o.run.init, o.run.base));

@@ -99,7 +99,7 @@ class Launcher {
       : config_(command.config),
         o_(command.options),
         args_(args),
-        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_folder()) {}
+        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_directory()) {}
   ~Launcher() {
     std::error_code none;
     if (!config_.run.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty

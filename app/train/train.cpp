@@ -80,7 +80,7 @@ Dataset TrainProcess::open_dataset(bool quiet) const {
   if (!o.data.add_tokens.empty()) tokenizer.added = split(o.data.add_tokens, ',');
   tokenizer.end = o.data.end;
   tokenizer.special = o.data.special;
-  const std::string folder = is_folder(tokenizer.name) ? tokenizer.name : "";
+  const std::string folder = names_directory(tokenizer.name) ? tokenizer.name : "";
   const auto opened = [&] { return open_data(o, tokenizer); };
   Dataset dataset = of_option("data", o.data.source, [&] {
     return of_option("tokenizer", folder, [&] { return of_option("val-data", o.data.held.file, opened); });

@@ -60,7 +60,7 @@ struct Description {
   bool marks_spaces = false;     // Metaspace, after the search for added tokens
   std::vector<bpe::Split> cuts;  // each splits the pieces of the previous one
   bool marks_are_spaces = false, spaces_between = false;
-  std::vector<int32_t> before, behind;  // added at the beginning and the end of a text
+  std::vector<int32_t> before, after;  // added at the beginning and the end of a text
   Strip strip = Strip::none;
 };
 

@@ -113,11 +113,11 @@ class Model {
     for (const auto& [spelling, id] : vocab)
       if (!d_.vocab.add(spelling, static_cast<int32_t>(std::min<int64_t>(natural(id).value_or(INT32_MAX), INT32_MAX))))
         fail(fmt::format("'vocab' has the token {} twice", shown(spelling)));
-    size_t behind = 0;  // number of added tokens missing in the vocabulary
-    for (const Json& token : added) behind += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
-    if (vocab.size() + behind > kMaxTokens)
-      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMaxTokens));
-    d_.tokens.resize(vocab.size() + behind);
+    size_t missing = 0;  // number of added tokens missing in the vocabulary
+    for (const Json& token : added) missing += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
+    if (vocab.size() + missing > kMaxTokens)
+      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + missing, kMaxTokens));
+    d_.tokens.resize(vocab.size() + missing);
     d_.byte_tokens.assign(256, -1);
     for (const auto& [spelling, id] : vocab) {
       const std::string& bytes = set(id, spelling);
@@ -266,7 +266,7 @@ class Steps {
     } else if (value_at(step, "type") == "TemplateProcessing") {
       ends(step);
     } else if (value_at(step, "type") == "RobertaProcessing" || value_at(step, "type") == "BertProcessing") {
-      for (const auto& [key, list] : {std::pair{"cls", &d_.before}, {"sep", &d_.behind}}) {
+      for (const auto& [key, list] : {std::pair{"cls", &d_.before}, {"sep", &d_.after}}) {
         const Json& pair = value_at(step, key);  // a name and an id
         const auto id = pair.is_array() && pair.size() == 2 ? natural(pair[1]) : std::nullopt;
         if (!id || *id >= std::ssize(d_.tokens)) unknown("post_processor", step, "'cls' and 'sep' of the vocabulary");
@@ -367,11 +367,11 @@ class Steps {
   }
 
   void ends(const Json& step) {
-    bool behind = false;
+    bool text_seen = false;
     for (const Json& child : children(step, "single")) {
       if (const Json& text = value_at(child, "Sequence"); !text.is_null()) {
-        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one sequence A");
-        behind = true;
+        if (text_seen || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one sequence A");
+        text_seen = true;
         continue;
       }
       const Json& name = value_at(value_at(child, "SpecialToken"), "id");
@@ -386,10 +386,10 @@ class Steps {
         if (!token || *token >= std::ssize(d_.tokens))
           bad_input("{}: the post_processor's token {} is {}; expected at most {}", what_, shown(name), shown(id),
                     std::ssize(d_.tokens) - 1);
-        (behind ? d_.behind : d_.before).push_back(static_cast<int32_t>(*token));
+        (text_seen ? d_.after : d_.before).push_back(static_cast<int32_t>(*token));
       }
     }
-    if (!behind) unknown("post_processor", step, "'single' with one sequence A");
+    if (!text_seen) unknown("post_processor", step, "'single' with one sequence A");
   }
 
   const std::string& what_;

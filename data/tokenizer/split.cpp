@@ -36,9 +36,9 @@ Regex compiled(std::string_view pattern, OnigSyntaxType* syntax) {
   throw Error(std::string(reinterpret_cast<const char*>(why), static_cast<size_t>(length)));
 }
 
-Regex compiled_in(const char* before, std::string_view pattern, const char* behind, OnigSyntaxType* syntax) {
+Regex compiled_in(const char* before, std::string_view pattern, const char* after, OnigSyntaxType* syntax) {
   compiled(pattern, syntax);  // must also compile by itself: "a)(b" does not
-  return compiled(fmt::format("{}(?:{}){}", before, pattern, behind), syntax);
+  return compiled(fmt::format("{}(?:{}){}", before, pattern, after), syntax);
 }
 
 // Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), with equivalents for
@@ -66,7 +66,7 @@ size_t character_from(std::string_view text, size_t at) {
   return at;
 }
 
-double processor_seconds() {
+double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
@@ -85,12 +85,12 @@ struct Matching::State {
   // Called at every attempt to match.
   static int look_at_clock(OnigCalloutArgs*, void* state) {
     auto& s = *static_cast<State*>(state);
-    return ++s.tries % kTried == 0 && processor_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
+    return ++s.tries % kTried == 0 && cpu_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
   }
 };
 
 Matching::Matching(size_t bytes) : state_(new State) {
-  state_->until = processor_seconds() + 2 + 5e-6 * static_cast<double>(bytes);
+  state_->until = cpu_seconds() + 2 + 5e-6 * static_cast<double>(bytes);
   OnigMatchParam* const limits = state_->limits.get();
   onig_set_retry_limit_in_match_of_match_param(limits, kMaxSteps);
   onig_set_match_stack_limit_size_of_match_param(limits, kMaxStack);

@@ -17,8 +17,8 @@ class AsyncResumeTest : public ProgramTest {
  protected:
   Json about(const std::string& checkpoint) const { return Json::parse(open_checkpoint(path(checkpoint)).about); }
   PushLog order(const std::string& file) const { return parse_push_log(read_file(path(file)), file); }
-  void expect_success(const std::string& arguments, const std::string& words = "") const {
-    expect_has(must(arguments).err, words);
+  void expect_success(const std::string& arguments, const std::string& args = "") const {
+    expect_has(must(arguments).err, args);
   }
   // Interrupts the run in "run" until it completes all `steps`.
   void interrupt_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
@@ -140,11 +140,11 @@ TEST_F(UnevenCheckpointTest, ResumesWithoutReplayWithinStalenessBound) {
 }
 
 TEST_F(UnevenCheckpointTest, RejectsResumeUnderDifferentPlan) {
-  const std::string words =
+  const std::string args =
       "run/checkpoints/step-2 was saved during a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
-    fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
+    fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, args);
 }
 
 TEST_F(UnevenCheckpointTest, RejectsPushOrderOfDifferentRun) {

@@ -85,9 +85,9 @@ TEST_F(TrainOptionsTest, HoldsOutValidationFileOrFraction) {
   const auto held = [&](const std::string& more) {
     return anew("train " + kSmall + "--tokenizer bytes --steps 1 --out run --format json " + more).err;
   };
-  const auto words = [](int64_t n) { return fmt::format("{:.1f}K", static_cast<double>(n) / 1000); };
-  expect_has(held("--val-share 0.25"), words(tokens - tokens * 3 / 4) + " tokens held out");
-  expect_has(held("--val-data other.txt"), {words(tokens) + " characters of training text", "700 tokens held out"});
+  const auto grouped = [](int64_t n) { return fmt::format("{:.1f}K", static_cast<double>(n) / 1000); };
+  expect_has(held("--val-share 0.25"), grouped(tokens - tokens * 3 / 4) + " tokens held out");
+  expect_has(held("--val-data other.txt"), {grouped(tokens) + " characters of training text", "700 tokens held out"});
   must("train --resume --out run --config run/config.toml --steps 3");
   write("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
   train("--tokenizer bytes --data rows.jsonl --val-data rows.jsonl --steps 1 --out rows");

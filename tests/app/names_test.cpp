@@ -37,7 +37,7 @@ bool is_known(const Set& ours, const std::string& name) {
 }
 
 bool is_page(const Source& s) {
-  return s.path == "README.md" || (s.ends_with(".md") && (s.folder() == "docs" || s.path.starts_with("lab/pages/")));
+  return s.path == "README.md" || (s.ends_with(".md") && (s.directory() == "docs" || s.path.starts_with("lab/pages/")));
 }
 
 // All existing paths, tests, options, commands and fault names.
@@ -47,9 +47,9 @@ class DocsNames : public ProgramTest {
     for (const Source& s : sources_) {
       paths_.insert(s.path);
       for (size_t at = 0; (at = s.path.find('/', at) + 1) > 0;) paths_.insert(s.path.substr(at));
-      if (s.folder() == "tests" && (s.is_code())) add(tests_, s.text, R"(\bTEST(?:_F|_P)?\((\w+, *\n? *\w+)\))");
+      if (s.directory() == "tests" && (s.is_code())) add(tests_, s.text, R"(\bTEST(?:_F|_P)?\((\w+, *\n? *\w+)\))");
       // Options of scripts and examples: add_argument("--x"), --x) in a shell's case.
-      if (s.ends_with(".py") || s.ends_with(".sh") || s.folder() == "examples")
+      if (s.ends_with(".py") || s.ends_with(".sh") || s.directory() == "examples")
         add(options_, s.text, R"(["'| (](--[a-z][a-z_-]*)["')])");
       if (s.path == "verify/diagnosis/diagnosis.cpp") add(faults_, s.text, R"re(\n    \{"([a-z-]+)",)re");
     }

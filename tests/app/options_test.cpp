@@ -52,7 +52,7 @@ std::string message(const std::string& line) {
 class ConfigTest : public testing::Test {
  protected:
   std::string file(const std::string& text) const {
-    const std::string path = folder_.path() / "c.toml";
+    const std::string path = directory_.path() / "c.toml";
     std::ofstream(path) << text;
     return path;
   }
@@ -61,7 +61,7 @@ class ConfigTest : public testing::Test {
     apply_config_file(o, file(text));
     return o;
   }
-  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
+  TemporaryDirectory directory_{fs::temp_directory_path() / "tessera-config-"};
 };
 
 TEST(InitialModel, RandomizesOnlyNewAdapters) {
@@ -162,8 +162,8 @@ TEST(CommandLine, FalseFlagsHaveNoEffect) {
 }
 
 TEST(CommandLine, RejectsModelsLargerThanRam) {
-  for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
-    expect_has(error_message([&] { check_minimum_memory(parsed_train(words)); }), "this machine has available");
+  for (const char* args : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
+    expect_has(error_message([&] { check_minimum_memory(parsed_train(args)); }), "this machine has available");
   EXPECT_NO_THROW(check_minimum_memory(parsed_train("")));
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
@@ -174,18 +174,18 @@ TEST(CommandLine, DescribeListsEveryOption) {
   std::map<std::string, Json> commands;
   for (const auto& c : all.at("commands")) commands[c.at("command")] = c;
   EXPECT_TRUE(commands.contains("checkpoint import") && commands.contains("plan") && commands.contains("describe"));
-  std::string words = "--model gpt-nano";
+  std::string args = "--model gpt-nano";
   size_t given = 0;
   std::map<std::string, Json> options;
   for (const auto& o : commands.at("train").at("options")) {
     options[o.at("name")] = o;
     if (o.at("kind") == "flag" || !o.contains("default") || o.at("name") == "model") continue;
     const auto& default_value = o.at("default");
-    words += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
-                         default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
+    args += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
+                        default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
     ++given;
   }
-  EXPECT_EQ(written_values(words), written_values("--model gpt-nano"));
+  EXPECT_EQ(written_values(args), written_values("--model gpt-nano"));
   EXPECT_GT(given, 39U);
   EXPECT_EQ(options.at("sync-every"),
             Json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
@@ -232,13 +232,13 @@ TEST(CommandLine, DefaultsMatchReferenceList) {
 }
 
 TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
-  const auto schedule = [](const std::string& words) { return lr_schedule(parsed_train(words).optim); };
+  const auto schedule = [](const std::string& args) { return lr_schedule(parsed_train(args).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
                                                      {"--steps 49 --warmup 1%", 0},
                                                      {"--steps 51 --warmup 1%", 1},
                                                      {"--steps 49 --warmup 100%", 49}};
-  for (const auto& [words, steps] : warmups) EXPECT_EQ(schedule(words).warmup, steps) << words;
+  for (const auto& [args, steps] : warmups) EXPECT_EQ(schedule(args).warmup, steps) << args;
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02").min_lr, 0.002);  // a tenth
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 5%").min_lr, 0.001);
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 100%").min_lr, 0.02);
@@ -255,8 +255,8 @@ TEST(CommandLine, BenchPassesFlagsToGoogleBenchmark) {
 }
 
 TEST(CommandLine, PresetsSetModelSizes) {
-  const auto sizes = [](const std::string& words) {
-    const ModelConfig s = parsed_train(words).model;
+  const auto sizes = [](const std::string& args) {
+    const ModelConfig s = parsed_train(args).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes(""), (std::array<int64_t, 4>{4, 4, 128, 64}));
@@ -311,8 +311,8 @@ TEST_F(ConfigTest, ParsesWhitespaceCommentsAndByteOrderMark) {
 }
 
 TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
-  const auto expect = [&](const std::string& text, const std::string& words) {
-    expect_error(Status::usage, {words}, [&] { read(text); });
+  const auto expect = [&](const std::string& text, const std::string& args) {
+    expect_error(Status::usage, {args}, [&] { read(text); });
   };
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
   for (const std::string value : {"\"two\"", "2.0", "0"})
@@ -370,8 +370,8 @@ TrainConfig on_gpu(const Values& others = {}, int64_t ranks = 1) {
 
 TEST(AttentionChoice, RejectsUnavailableKernels) {
   const std::string without = "--attention: this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
-  const auto expect = [&](const std::string& words, const std::string& with) {
-    EXPECT_EQ(message("train --attention cudnn" + words), kWithCudnn ? with : without);
+  const auto expect = [&](const std::string& args, const std::string& with) {
+    EXPECT_EQ(message("train --attention cudnn" + args), kWithCudnn ? with : without);
   };
   expect("", "--attention: cuDNN kernels require a GPU; expected own, or --device cuda");
   expect(" --device cuda", "--attention: cuDNN kernels require bf16, got fp32; expected own, got cudnn");
@@ -450,7 +450,7 @@ TEST(OptionErrors, PrintsAllCommandLineErrors) {
 TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
-  for (const char* words :
+  for (const char* args :
        {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
@@ -458,7 +458,7 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
         "--zero: 1 requires --dp-mode ddp, got ps-sync",
         "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
         "--min-lr: expected at most --lr (0.003), got 9"})
-    EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
+    EXPECT_NE(std::ranges::find(found, args), found.end()) << args;
   EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
   const TrainConfig wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
@@ -470,8 +470,8 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
 }
 
 TEST(OptionErrors, NameNearestValidValue) {
-  const auto expect = [](const std::string& words, const std::string& nearest) {
-    const Messages found = refused(words);
+  const auto expect = [](const std::string& args, const std::string& nearest) {
+    const Messages found = refused(args);
     ASSERT_EQ(found.size(), 1U) << nearest;
     EXPECT_TRUE(found[0].ends_with(nearest)) << found[0];
   };
@@ -538,7 +538,7 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
 }
 
 TEST(CommandLine, HelpCommandMatchesHelpOption) {
-  const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
+  const auto text = [](const std::string& args) { return std::get<Print>(parsed(args)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
   expect_has(text("help train"), default_job_args(default_job()));
@@ -556,11 +556,11 @@ TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   EXPECT_EQ(cube.preset, default_job().preset);
   EXPECT_EQ(cube.optim.lr, 0.001);
   EXPECT_NE(default_job_args(cube).find("--lr 0.001"), std::string::npos);
-  for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
-    const TrainConfig o = parsed_train(words);
-    EXPECT_FALSE(is_default_job(o)) << words;
-    EXPECT_EQ(o.optim.lr, TypedOptions().optim.lr) << words;
-    EXPECT_EQ(o.preset, "gpt-nano") << words;
+  for (const char* args : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
+    const TrainConfig o = parsed_train(args);
+    EXPECT_FALSE(is_default_job(o)) << args;
+    EXPECT_EQ(o.optim.lr, TypedOptions().optim.lr) << args;
+    EXPECT_EQ(o.preset, "gpt-nano") << args;
   }
 }
 

@@ -13,9 +13,9 @@ namespace tessera {
 namespace {
 
 TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
-  const auto spins = [&](const std::string& words) {  // as reported by the OpenMP library
+  const auto spins = [&](const std::string& args) {  // as reported by the OpenMP library
     const std::string output =
-        must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
+        must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + args).err;
     const std::string name = "GOMP_SPINCOUNT = '";
     const size_t at = output.find(name) + name.size();
     return output.substr(at, output.find('\'', at) - at);
@@ -230,10 +230,10 @@ TEST_F(LabTest, UnsolvedExerciseReturnsStatus1) {
   expect_has(r.out, "failed nothing\n  found  not written yet: one_f_one_b");
 }
 
-// A class: an unchanged exercise, one that fails immediately next to one in a separate folder, a solved puzzle and its
-// copy, and an empty folder.
+// A class: an unchanged exercise, one that fails immediately next to one in a separate directory, a solved puzzle and
+// its copy, and an empty directory.
 TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
-  for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
+  for (const char* directory : {"class/bo/first", "class/cy"}) fs::create_directories(path(directory));
   must("lab start 7 class/ada");
   must("lab start p3 class/ada/p3");
   const std::string begun = read_file(path("class/ada/p3/placements.txt"));
@@ -336,7 +336,7 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
   for (const char* bound : {"gradient", "parameter", "state", "bytes", "gradient norm"}) EXPECT_GE(bounds[bound], 1);
   const Ran hidden = run(line + " --hide");
   EXPECT_EQ(hidden.status, 1);
-  const auto at = [&](const char* words) { return hidden.out.find(words); };
+  const auto at = [&](const char* args) { return hidden.out.find(args); };
   EXPECT_LT(at("checks failed:"), at("Which fault was injected?")) << hidden.out;
   EXPECT_LT(at("Which fault was injected?"), at("Likely cause: gradients are not reduced")) << hidden.out;
   EXPECT_LT(at("Likely cause"), at("Injected fault: missing-gradient-sum, on every rank")) << hidden.out;
@@ -360,8 +360,8 @@ TEST_F(VerifyTextTest, MarksFailedRowsConcisely) {
 
 TEST_F(VerifyTextTest, RandomFaultIsReproducibleFromSeed) {
   const std::string once = run(kWithFault + "--defect random").out, again = run(kWithFault + "--defect random").out;
-  const std::string words = "A random fault, reproducible with --seed ",
-                    seed = once.substr(words.size(), once.find('.') - words.size());
+  const std::string args = "A random fault, reproducible with --seed ",
+                    seed = once.substr(args.size(), once.find('.') - args.size());
   EXPECT_NE(once, again);
   EXPECT_EQ(run(kWithFault + "--defect random --seed " + seed).out, once);
 }

@@ -187,8 +187,8 @@ TEST_F(ReportTest, RejectsDamagedFileWithOneLineError) {
 using report::Event;
 using report::Record;
 
-std::string render_svg(const char* name, const Args& words) {
-  return report::as_svg_file(report::make_figure(name, report::planned(words)));
+std::string render_svg(const char* name, const Args& args) {
+  return report::as_svg_file(report::make_figure(name, report::planned(args)));
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -249,8 +249,8 @@ TEST(Figures, RejectsInvalidRequests) {
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "`tp`: 3 does not divide the 4 heads"},
       {"bytes", {{"dp-mode", "ps-async"}}, "known only from a run"}};
-  for (const auto& [name, words, why] : table)
-    expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
+  for (const auto& [name, args, why] : table)
+    expect_has(error_message([&, name = name, &args = args] { render_svg(name, args); }), why);
 }
 
 Event event(const char* track, const char* name, double begin, double end, const char* operation = "") {
@@ -417,11 +417,11 @@ TEST(Report, AlignsHostClocksAtBarrier) {
 }
 
 TEST(Report, CountsCoresOfMostLoadedHost) {
-  const auto shared = [](std::vector<RankLog> logs) { return count_processors(logs).shared(); };
+  const auto shared = [](std::vector<RankLog> logs) { return count_cores(logs).shared(); };
   EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to separate cores
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("b", 0, 0, {0})}));
-  EXPECT_EQ(count_processors({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
+  EXPECT_EQ(count_cores({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
 }
 
 // A record of 2 ranks, 1f1b with 3 micro-batches, with the times of the simulator.
@@ -520,7 +520,7 @@ TEST(RankLog, GatheredLogsAreUnchanged) {
       EXPECT_EQ(std::tie(log.host, log.origin, log.cores, log.threads, log.peaks),
                 std::tie(own.host, own.origin, own.cores, own.threads, own.peaks));
       const auto fields = [](const TraceEvent& e) {
-        return std::tuple(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
+        return std::tuple(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.cpu_s);
       };
       EXPECT_EQ(fields(log.events.at(0)), fields(own.events.at(0)));
       EXPECT_EQ(log.steps.at(0).begin, own.steps.at(0).begin);

@@ -101,9 +101,9 @@ class Soak:
         shutil.rmtree(place, ignore_errors=True)
         os.mkdir(place)
         os.symlink("../text.txt", os.path.join(place, "text.txt"))
-        words = shlex.split(f"{TINY} {plan} --out run --restarts 20") + (["--launch", MPIRUN] if mpi else [])
+        args = shlex.split(f"{TINY} {plan} --out run --restarts 20") + (["--launch", MPIRUN] if mpi else [])
         with open(os.path.join(place, "err"), "wb") as err:
-            launcher = subprocess.Popen([self.program, "train", *words], cwd=place, env=self.env, stdin=subprocess.DEVNULL,
+            launcher = subprocess.Popen([self.program, "train", *args], cwd=place, env=self.env, stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=err)
         kills, begin = 0, time.time()
         for _ in range(dice.randint(1, 4)):

@@ -48,7 +48,7 @@ def one(program, home, dice, slack):
     job, tcp = dice.choice(list(JOBS)), dice.random() < 0.4
     tcp = tcp and job.split()[0] in ("train", "verify")
     number = signal.SIGKILL if job == "bench" or dice.random() < 0.4 else signal.SIGSTOP
-    words, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
+    args, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
     described = f"{job} {'over TCP' if tcp else 'under mpirun'}: rank {victim} gets {number.name} after {moment:.2f} s"
     if os.path.exists(run := os.path.join(home, "run")):
         shutil.rmtree(run)
@@ -59,9 +59,9 @@ def one(program, home, dice, slack):
             return subprocess.Popen(command, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
         if tcp:
             where = free_address()
-            jobs = [start([program, *words, "--ranks", "2", "--rendezvous", where, "--rank", str(r)]) for r in range(2)]
+            jobs = [start([program, *args, "--ranks", "2", "--rendezvous", where, "--rank", str(r)]) for r in range(2)]
         else:
-            jobs = [start([*MPIRUN, program, *words])]
+            jobs = [start([*MPIRUN, program, *args])]
         begin = time.time()
         while len(found := [j.pid for j in jobs] if tcp else ranks(program, jobs[0].pid)) < 2 and time.time() < begin + slack:
             time.sleep(0.002)
@@ -101,14 +101,14 @@ def disturbed(program, home, dice, slack):
     """(parameters, violations) of a disturbance that a run must survive"""
     kind = dice.choice(["suspended", "restarted"])
     how = dice.choice(["tcp", "mpirun", "threads"]) if kind == "suspended" else "tcp"
-    words, env = shlex.split(SHORT), {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
+    args, env = shlex.split(SHORT), {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
     if os.path.exists(run := os.path.join(home, "again")):
         shutil.rmtree(run)
-    command, where = [program, *words, "--out", "again"], free_address()
+    command, where = [program, *args, "--out", "again"], free_address()
     victim, moment, pause = dice.randrange(2), dice.random() ** 2 * 2, TIMEOUT + 1 + dice.random() * 2
     with open(os.path.join(home, "err"), "wb") as err:
-        def start(words):
-            return subprocess.Popen(words, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
+        def start(args):
+            return subprocess.Popen(args, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
         def rank(r):
             return start([*command, "--rendezvous", where, "--rank", str(r)])
         if kind == "restarted":

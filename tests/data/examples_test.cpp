@@ -173,10 +173,10 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
                              "produced them"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
-  for (const auto& [vocab, words] :
+  for (const auto& [vocab, message] :
        {std::pair<int64_t, std::string>{0, " is outside the tokenizer's vocabulary of 256"},
         {98, " is outside the model's embedding table of 98 rows"}})
-    expect_error(Status::input, {":1: token 300" + words},
+    expect_error(Status::input, {":1: token 300" + message},
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
 

@@ -252,9 +252,9 @@ TEST_F(ModelTemplates, NormalizesReasoningKeys) {
 
 TEST_F(ModelTemplates, RejectsPartialSpecialTokenNames) {
   const Example cut = {Example::Shape::messages, {{Role::assistant, "x<|im_end|>y"}}};
-  const std::string words = "f:7: the chat template prints only part of a special token's name in a message";
-  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), words);
-  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), words);
+  const std::string message = "f:7: the chat template prints only part of a special token's name in a message";
+  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), message);
+  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), message);
   const std::string large = R"({"messages": [{"role": "assistant", "content": "b"}], "tools": [18446744073709551615]})";
   EXPECT_EQ(refused(with("{{ tools }}"), parse_example(large, "f:1")),
             "f:7: the integer 18446744073709551615 is too large");
@@ -288,8 +288,8 @@ TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
 TEST_F(ModelTemplates, LocatesResponsesWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
-  const auto rendered = [&](const std::string& answer, const std::string& behind, const Example& example) {
-    return shown(with(user + answer + asks + behind).render(example, "f:7"));
+  const auto rendered = [&](const std::string& answer, const std::string& ending, const Example& example) {
+    return shown(with(user + answer + asks + ending).render(example, "f:7"));
   };
   const std::string thinks =
       "{% if loop.last and '</think>' not in m.content %}<think></think>{% endif %}"

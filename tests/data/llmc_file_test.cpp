@@ -112,16 +112,16 @@ class ShardsTest : public DataTest {
   ShardsTest() {
     std::filesystem::create_directory(path("set"));
     const Dataset bytes = dataset_for(file("t.txt", "a text of its own, for a tokenizer").string(), {"bytes"});
-    folder_ = bytes.directory.string();
+    directory_ = bytes.directory.string();
   }
   void shard(const std::string& name, uint16_t first, uint16_t count) const {
     file("set/" + name, gpt2_file(numbered(first, count)));
   }
-  TokenizerChoice tokenizer() const { return {.name = folder_}; }
+  TokenizerChoice tokenizer() const { return {.name = directory_}; }
   std::string pattern(const std::string& p) const { return path("set/" + p).string(); }
 
  private:
-  std::string folder_;
+  std::string directory_;
 };
 
 TEST_F(ShardsTest, ReadsShardsInPlace) {

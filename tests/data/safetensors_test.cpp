@@ -73,8 +73,8 @@ TEST_F(SafetensorsTest, MatchesReferenceReader) {
 TEST_F(SafetensorsTest, ErrorsNameMalformedFiles) {
   const std::string f32 = R"("dtype":"F32","shape":[1],)";
   const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
-  const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
-    expect_has(refusal(make_file(header, data)), words);
+  const auto expect = [&](const std::string& header, const std::string& data, const std::string& message) {
+    expect_has(refusal(make_file(header, data)), message);
   };
   EXPECT_EQ(refusal(make_file(one(f32 + R"("data_offsets":[0,4])"), "1234")), "nothing was thrown");
   expect(one(f32 + R"("data_offsets":[0,4])"), "123", "at most 3");

@@ -244,11 +244,11 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
 TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
   write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const Json config = json("config.json");
-  const auto with = [&](const char* key, const Json& value, const std::string& words) {
+  const auto with = [&](const char* key, const Json& value, const std::string& message) {
     Json changed = config;
     changed["quantization_config"][key] = value;
     write("config.json", changed);
-    expect_refused("quantization_config: the key '" + words);
+    expect_refused("quantization_config: the key '" + message);
     write("config.json", config);
   };
   with("bits", 8, "bits': expected 4, got 8");
@@ -271,9 +271,9 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
 
   const std::string original = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
   const auto refused = [&](const std::function<void(std::map<std::string, TensorBytes>&)>& change,
-                           const std::string& words) {
+                           const std::string& message) {
     rewrite(change);
-    expect_refused(words);
+    expect_refused(message);
     file("model.safetensors", original);
   };
   std::vector<std::byte> bytes;  // replaces a tensor's bytes

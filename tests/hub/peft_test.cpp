@@ -59,8 +59,8 @@ class PeftFolderTest : public HubTest {
     ModelConfig config = adapted.config;
     return {std::move(folder), std::move(base), std::move(adapted), std::move(config)};
   }
-  void expect_refused(const std::string& words) const {
-    expect_error(Status::input, {words}, [&] { both().tensors(); });
+  void expect_refused(const std::string& message) const {
+    expect_error(Status::input, {message}, [&] { both().tensors(); });
   }
   double expected_loss() const { return static_cast<double>(floats(adapters_->at("loss")).at(0)); }
   std::unique_ptr<Safetensors> model_, adapters_;
@@ -208,9 +208,9 @@ TEST_F(PeftFolderTest, ErrorsNameUnsupportedSettings) {
       {"exclude_modules", ".*layers\\.1\\..*", "the model has no tensor 'base_model.model.model.layers.1."},
       {"base_model_name_or_path", "nowhere",
        "expected the directory of a model, got 'nowhere'; specify it with --base FOLDER"}};
-  for (const auto& [key, value, words] : wrong) {
+  for (const auto& [key, value, message] : wrong) {
     write_config(with(good, key, value));
-    expect_refused(words);
+    expect_refused(message);
   }
   // Initializations that change the base's weights: all of PEFT 0.21's and future ones.
   for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {

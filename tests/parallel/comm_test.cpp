@@ -408,8 +408,8 @@ TEST(Flight, WaitTimeIsAttributedToLateRank) {
 }
 
 std::string record_flights(LaunchOptions how, const std::function<void(Communicator&)>& body) {
-  const TemporaryDirectory folder(temporary_directory() / "tessera-flight");
-  how.flight_file = [&] { return folder.path() / "flights.json"; };
+  const TemporaryDirectory directory(temporary_directory() / "tessera-flight");
+  how.flight_file = [&] { return directory.path() / "flights.json"; };
   EXPECT_THROW(launch(how, body), Error);
   return read_file(how.flight_file());
 }

@@ -173,14 +173,14 @@ TEST(ScheduleFile, RoundTripsThroughText) {
       Schedule again = parse_schedule(to_text(lowered), s.name);
       EXPECT_EQ(again, lowered) << described(s);
     }
-  const TemporaryDirectory folder(temporary_directory() / "tessera-schedule");
-  const auto path = folder.path() / "mine.txt";
+  const TemporaryDirectory directory(temporary_directory() / "tessera-schedule");
+  const auto path = directory.path() / "mine.txt";
   write_file(path, to_text(zb_v(2, 3)));
   EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);
   EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 3, 3); }), "is for 2 ranks; the plan has 3"));
   EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 2, 4); }), "3 micro-batches; the plan has 4"));
   EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 2, 3, 1); }), "2 chunks"));
-  EXPECT_TRUE(has(error_message([&] { read_schedule(folder.path() / "none"); }, Status::input), "cannot open "));
+  EXPECT_TRUE(has(error_message([&] { read_schedule(directory.path() / "none"); }, Status::input), "cannot open "));
 }
 
 TEST(ScheduleFile, ErrorsNameLineAndToken) {

@@ -152,11 +152,11 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   head.bytes = int64_t{1} << 60;
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 40;  // allocates for received, not for announced bytes
-  rusage before{}, behind{};
+  rusage before{}, afterwards{};
   getrusage(RUSAGE_SELF, &before);
   EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
-  getrusage(RUSAGE_SELF, &behind);
-  EXPECT_LT(behind.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
+  getrusage(RUSAGE_SELF, &afterwards);
+  EXPECT_LT(afterwards.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
@@ -322,12 +322,12 @@ TEST(Rendezvous, ReportsMissingRanksToAllPeers) {
 
 TEST(Rendezvous, ReportsMismatchesToAllPeers) {
   const std::string address = free_address();
-  const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& words) {
+  const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& expected) {
     const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100 * i));
       join_rendezvous(meetings[static_cast<size_t>(i)]);
     });
-    for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + words);
+    for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + expected);
   };
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
           "rank 1 connected to the rendezvous twice; expected each rank once");

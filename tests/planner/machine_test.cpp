@@ -44,11 +44,11 @@ TEST(Fit, RecoversLatencyAndBandwidth) {
 
 class MachineFile : public testing::Test {
  protected:
-  MachineFile() { ::setenv("TESSERA_CACHE", folder_.path().c_str(), 1); }
+  MachineFile() { ::setenv("TESSERA_CACHE", directory_.path().c_str(), 1); }
   ~MachineFile() override { ::unsetenv("TESSERA_CACHE"); }
   void write(const std::string& text) const { std::ofstream(machine_file(machine_.identity)) << text; }
 
-  const TemporaryDirectory folder_{temporary_directory() / "tessera-machine"};
+  const TemporaryDirectory directory_{temporary_directory() / "tessera-machine"};
   Machine machine_ = test::synthetic_machine(2);
 };
 
@@ -84,9 +84,9 @@ TEST_F(MachineFile, RejectsDamagedFilesWithOneLineError) {
       {with("ranks = \"2 4\"", "ranks = \"2 x\""), "ranks: expected integers"},
       {with("processors = 2", "processors = 3"), "3 cores"},
       {with("version = \"test\"", "version = \"other\""), "version other"}};
-  for (const auto& [text, words] : table) {
+  for (const auto& [text, message] : table) {
     write(text);
-    expect_error(Status::input, {words, machine_file(machine_.identity).string()},
+    expect_error(Status::input, {message, machine_file(machine_.identity).string()},
                  [&] { load_machine(machine_.identity); });
   }
 }
@@ -148,7 +148,7 @@ TEST(MeasuredStep, TwoRanksOnOneCoreTakeTwiceTheTime) {
   Machine m = test::synthetic_machine(1);
   for (auto& links : m.links) links = {{2, {}}, {4, {}}};
   const auto one = std::make_shared<const Machine>(m);
-  m.identity.processors = 2;
+  m.identity.cores = 2;
   const auto two = std::make_shared<const Machine>(m);
   EXPECT_NEAR(on(one, {.dp = 2}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);
   EXPECT_NEAR(on(two, {.dp = 4}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);

@@ -288,8 +288,8 @@ TEST(Recommendation, ComparesTimeAndMemory) {
       {0.9991, 7.91, "same time"},
       {0.9989, 7.89, "0.1% faster; 0.1 GB less on the peak rank"},
       {3.5, 8, "250.0% slower: +2.50 s tp"}};
-  for (const auto& [seconds, gigabytes, words] : table)
-    EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), words);
+  for (const auto& [seconds, gigabytes, message] : table)
+    EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), message);
   Candidate large = candidate(1, 8);
   large.prediction.fits = false, large.prediction.over_bytes = 1.26e9, large.prediction.largest = "optimizer";
   EXPECT_EQ(compared(large, candidate(1, 8)), "does not fit: 1.3 GB over capacity, mostly optimizer");

@@ -303,12 +303,12 @@ TEST_F(GraphGpu, RejectsHostReadsDuringCapture) {
         x.fill(8);
         f();
       };
-      const std::string words = error_message([&] { const cuda::Graph graph(arena, work); });
+      const std::string message = error_message([&] { const cuda::Graph graph(arena, work); });
       EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1.0f));
       const cuda::Graph next(arena, [&] { x.fill(5); });
       next.launch();
       EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 5.0f));
-      return words;
+      return message;
     };
     Tensor::empty({1000}, DType::float32, arena);  // free memory for allocations during capture
     const DeviceScalar late(x.narrow(0, 0, 1).to(DType::float64));

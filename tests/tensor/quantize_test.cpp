@@ -405,7 +405,7 @@ TEST(Gptq, ZeroInputsFallBackToRoundToNearest) {
 }
 
 TEST(Gptq, RejectsInvalidInputs) {
-  const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_message(f), words)); };
+  const auto expect_refused = [](const auto& f, const char* message) { EXPECT_TRUE(has(error_message(f), message)); };
   const Tensor w = random_tensor({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");
   expect_refused([&] { InputSquares(16).add(w); }, "expected (..., 16)");

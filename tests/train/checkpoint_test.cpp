@@ -208,15 +208,15 @@ TEST_F(CheckpointTest, ReplacesExistingDirectoryAndRejectsFile) {
 }
 
 TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
-  const auto damage = [&](const std::string& words, const std::string& name, const std::optional<std::string>& left) {
+  const auto damage = [&](const std::string& message, const std::string& name, const std::optional<std::string>& left) {
     save(10);
     const fs::path newer = save(20).path;
     fs::remove(newer / name);
     if (left) write_file(newer / name, *left);
-    expect_error(Status::input, {words}, [&] { open_checkpoint(newer); });
+    expect_error(Status::input, {message}, [&] { open_checkpoint(newer); });
     EXPECT_EQ(newest()->step, 10);
     ASSERT_EQ(passed_over_.size(), 1U);
-    EXPECT_TRUE(has(passed_over_[0], words));
+    EXPECT_TRUE(has(passed_over_[0], message));
     fs::remove_all(dir());
   };
   const fs::path complete = save(20).path;
@@ -307,19 +307,19 @@ class FlushTest : public testing::Test {
     EXPECT_LT(last("fsync", path), before) << path;
     EXPECT_GE(last("fsync", path), 0) << path;
   }
-  TemporaryDirectory folder_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
+  TemporaryDirectory directory_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
   std::vector<Watched> calls_;
 };
 
 TEST_F(FlushTest, FlushesFileBeforeRename) {
-  write_file(folder_.path() / "file", "some words");
-  const int64_t named = last("named", folder_.path() / "file");
+  write_file(directory_.path() / "file", "some words");
+  const int64_t named = last("named", directory_.path() / "file");
   ASSERT_GT(named, 0);
   expect_flushed_before(calls_[static_cast<size_t>(named) - 1].path, named);
 }
 
 TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
-  NewCheckpoint made(folder_.path(), 3);
+  NewCheckpoint made(directory_.path(), 3);
   const fs::path attempt = made.path();
   write_file(attempt / "one", "words");
   SharedFile::create(attempt / "parts", "header", 100);
@@ -328,7 +328,7 @@ TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
   parts.write(6, std::as_bytes(std::span(bytes)));
   parts.flush();
   made.finish("{}", 2);
-  const int64_t named = last("named", folder_.path() / "step-3");
+  const int64_t named = last("named", directory_.path() / "step-3");
   ASSERT_GT(named, 0);
   expect_flushed_before(attempt / "parts", named);
   for (const char* file : {"one", "manifest.json"}) {
@@ -339,8 +339,8 @@ TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
   }
   EXPECT_LT(last("fsync", attempt), named) << "the folder's own entries";
   EXPECT_GT(last("named", attempt / "manifest.json"), last("write", attempt / "parts")) << "the manifest comes last";
-  EXPECT_GT(last("fsync", folder_.path()), named) << "its name is on the disk";
-  EXPECT_GT(last("named", folder_.path() / "latest"), last("fsync", folder_.path())) << "before `latest` says it";
+  EXPECT_GT(last("fsync", directory_.path()), named) << "its name is on the disk";
+  EXPECT_GT(last("named", directory_.path() / "latest"), last("fsync", directory_.path())) << "before `latest` says it";
 }
 
 using FileSystems = CheckpointTest;
@@ -404,12 +404,12 @@ TEST_F(FileSystems, FlushesRenameOfOldCheckpointFirst) {
       if (calls[static_cast<size_t>(i)].call == call && calls[static_cast<size_t>(i)].path == path.string()) return i;
     return int64_t{-1};
   };
-  const fs::path folder = fs::canonical(dir());
+  const fs::path directory = fs::canonical(dir());
   const int64_t moved = at("named", dir() / "step-3.replaced"), named = at("named", dir() / "step-3");
   ASSERT_GT(moved, 0);
-  EXPECT_GT(named, at("fsync", folder, moved));
-  EXPECT_GT(at("fsync", folder, moved), moved);
-  const int64_t flushed = at("fsync", folder, named), removed = at("rename", dir() / "step-3.replaced", named);
+  EXPECT_GT(named, at("fsync", directory, moved));
+  EXPECT_GT(at("fsync", directory, moved), moved);
+  const int64_t flushed = at("fsync", directory, named), removed = at("rename", dir() / "step-3.replaced", named);
   EXPECT_GT(flushed, named);
   EXPECT_GT(removed, flushed) << "the old one stays until the new one's name is on the disk";
 }

@@ -119,8 +119,8 @@ TEST(QuantizeLayers, GptqHasLowerErrorThanRoundToNearest) {
 TEST(QuantizeLayers, RejectsMismatchedArguments) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext), longer(text, 2 * kContext);
-  const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
-    expect_error(Status::usage, {words}, [&] { quantize_layers(*random_model(kGpt2), rows, o); });
+  const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& message) {
+    expect_error(Status::usage, {message}, [&] { quantize_layers(*random_model(kGpt2), rows, o); });
   };
   expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");

@@ -346,7 +346,7 @@ TEST_F(SavedTensorsTest, ReportsMissingElements) {
     SavedTensors(path(""), "model").tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
     return out;
   };
-  const auto refused = [&](const std::string& words) { expect_error(Status::input, {words}, read); };
+  const auto refused = [&](const std::string& message) { expect_error(Status::input, {message}, read); };
   const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
     return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };

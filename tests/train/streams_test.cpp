@@ -188,10 +188,10 @@ TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
     d.val = d.train[0], d.val_bytes = 1, d.tokenizer = std::make_shared<ByteTokenizer>();
     return d;
   };
-  const TemporaryDirectory folder(std::filesystem::temp_directory_path() / "tessera-streams-");
-  std::ofstream file(folder.path() / "rows.jsonl");
+  const TemporaryDirectory directory(std::filesystem::temp_directory_path() / "tessera-streams-");
+  std::ofstream file(directory.path() / "rows.jsonl");
   for (int i = 0; i < 600; ++i) file << R"({"text": ")" << (i < 300 ? 'a' : 'b') << "xyz\"}" << std::endl;
-  const Dataset rows = load_examples(folder.path() / "rows.jsonl", {.name = "bytes"}, {.context = kContext});
+  const Dataset rows = load_examples(directory.path() / "rows.jsonl", {.name = "bytes"}, {.context = kContext});
   Streams all;
   for (const uint64_t seed : {1U, 2U}) {
     const auto of = [&](const Dataset& d, bool shuffle) { return make_sequences(d, kContext, kBatch, seed, shuffle); };

@@ -86,8 +86,8 @@ TypedOptions sample_plan(Sampler& d) {
 TEST(Contract, RandomPlansTrainLikeOneRank) { expect_random_pass(60, "plans", sample_plan); }
 
 TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
-  for (const char* words : {"dtype=fp32 ranks=2", "dtype=fp32 ranks=3", "dtype=bf16 ranks=2", "dtype=bf16 ranks=3"})
-    expect_passes(small_plan(fmt::format("microbatches=2 {}", words)),
+  for (const char* options : {"dtype=fp32 ranks=2", "dtype=fp32 ranks=3", "dtype=bf16 ranks=2", "dtype=bf16 ranks=3"})
+    expect_passes(small_plan(fmt::format("microbatches=2 {}", options)),
                   {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
@@ -112,9 +112,9 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
 // In the second step no token passes through the last block or the first block's feed-forward layer. Gradients of the
 // first step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
-  for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
-                            "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
-    TrainConfig job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
+  for (const char* options : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
+                              "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
+    TrainConfig job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", options)));
     job.make = [](const ModelConfig& config) {
       std::unique_ptr<LanguageModel> model = make_model(config);
       const auto skip = [m = model.get()](const Module::Inner& inner, const Var& x) {
@@ -134,21 +134,21 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
             continue;
           const std::vector<float> grads = unit.grads.narrow(0, begin, end - begin).to_vector<float>();
           const bool is_zero = std::ranges::count(grads, 0.F) == std::ssize(grads);
-          EXPECT_EQ(is_zero, t.steps_done() == 1) << words << ": " << name;
+          EXPECT_EQ(is_zero, t.steps_done() == 1) << options << ": " << name;
           if (is_zero) skipped += end - begin;
         }
     }};
     const VerifyResult r = verify(job, hooks);
-    EXPECT_TRUE(r.passed() && r.bitwise) << words << ": " << testing::PrintToString(r.failures);
-    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both skipped modules
+    EXPECT_TRUE(r.passed() && r.bitwise) << options << ": " << testing::PrintToString(r.failures);
+    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << options;  // at least the matrices of both skipped modules
   }
 }
 
 TEST(Contract, LossDecreases) {
-  for (const std::string words :
+  for (const std::string options :
        {"ranks=2 zero=2", "ranks=2 zero=3", "pp=2 dp=2 cp=2 tp=2 sp=true zero=1 microbatches=2 batch=12"}) {
-    const VerifyResult r = expect_passes(small_plan("steps=40 " + words));
-    EXPECT_LT(r.losses.at(39), r.losses.at(0) - 0.2) << words;
+    const VerifyResult r = expect_passes(small_plan("steps=40 " + options));
+    EXPECT_LT(r.losses.at(39), r.losses.at(0) - 0.2) << options;
   }
 }
 
@@ -277,10 +277,10 @@ VerifyHooks masked(bool packed) {
   return {.sequences = [packed](const TrainConfig& job) { return masked_sequences(job, packed); }};
 }
 
-TypedOptions masked_plan(const std::string& words) { return small_plan("channels=16 steps=3 batch=12 " + words); }
+TypedOptions masked_plan(const std::string& options) { return small_plan("channels=16 steps=3 batch=12 " + options); }
 
-void expect_masked_passes(const std::string& words, bool packed) {
-  TypedOptions o = masked_plan(words);
+void expect_masked_passes(const std::string& options, bool packed) {
+  TypedOptions o = masked_plan(options);
   o["document_mask"] = packed;
   expect_passes(o, masked(packed));
 }
@@ -297,7 +297,7 @@ TEST(MaskedTargets, TrainLikeOneRank) {
                                           "dp=2 microbatches=2 dtype=fp64 cp=2 cp_mode=ulysses",
                                           "dp=2 microbatches=2 dtype=fp64 tp=2 sp=true"};
   for (const bool packed : {false, true})
-    for (const char* words : plans) expect_masked_passes(words, packed);
+    for (const char* options : plans) expect_masked_passes(options, packed);
   expect_masked_passes("dp=2 microbatches=2 dp_mode=dataparallel", false);
 }
 

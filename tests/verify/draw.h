@@ -45,9 +45,9 @@ inline VerifyResult expect_passes(const TypedOptions& o, const VerifyHooks& hook
 
 // Also with each of these options, "zero=1", "zero=2 dp=2", if the build has the kernels.
 inline void expect_passes(const TypedOptions& o, const std::vector<std::string_view>& each) {
-  for (const std::string_view words : each) {
+  for (const std::string_view options : each) {
     TypedOptions one = o;
-    say(one, words);
+    say(one, options);
     if (has_kernels(one)) expect_passes(one);
   }
 }
@@ -63,8 +63,8 @@ void expect_random_pass(uint64_t default_count, const char* what, const F& plan)
 }
 
 // Samples fields of a plan: sample(d, o, "dtype=fp32|bf16 layers=1..3").
-inline void sample(Sampler& d, TypedOptions& o, std::string_view words) {
-  for (const std::string& word : split(words, ' ')) {
+inline void sample(Sampler& d, TypedOptions& o, std::string_view options) {
+  for (const std::string& word : split(options, ' ')) {
     const size_t equals = word.find('='), dots = word.find("..");
     const std::string key = word.substr(0, equals), values = word.substr(equals + 1);
     const std::vector<std::string> choices = split(values, '|');

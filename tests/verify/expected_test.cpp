@@ -71,10 +71,10 @@ int64_t optimizer_of_first(const TypedOptions& o) { return expected_memory(resol
 // One layer of 16 channels, context 8, vocabulary 32. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
 // Sharded over two ranks in multiples of 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
-TypedOptions tiny(std::string_view words) {
+TypedOptions tiny(std::string_view options) {
   TypedOptions o = verify_defaults();
   say(o, "layers=1 heads=2 channels=16 context=8 vocab=32");
-  say(o, words);
+  say(o, options);
   return o;
 }
 
@@ -202,8 +202,8 @@ TEST(StageMemory, PeaksMatchManualCount) {
   EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));
 }
 
-TypedOptions pipeline_plan(const std::string& words) {
-  return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + words);
+TypedOptions pipeline_plan(const std::string& options) {
+  return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + options);
 }
 
 TEST(StageMemory, BoundIsTight) {

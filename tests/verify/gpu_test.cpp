@@ -51,7 +51,7 @@ Saved complete_run(
   return saved;
 }
 
-TypedOptions plan(const std::string& words) { return small_plan("steps=4 " + words); }
+TypedOptions plan(const std::string& options) { return small_plan("steps=4 " + options); }
 
 std::vector<TypedOptions> layouts() {
   return {plan("ranks=1"),
@@ -194,8 +194,8 @@ TEST_F(TrainingGpu, DetectsInjectedFaults) {
 using ExpertsTrainingGpu = test::OnGpu;
 using ExpertsOverNcclGpu = test::OnGpus;
 
-TypedOptions with_experts(const std::string& words) {
-  return small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1 " + words);
+TypedOptions with_experts(const std::string& options) {
+  return small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1 " + options);
 }
 
 TEST_F(ExpertsTrainingGpu, EveryAxisTrainsLikeOneRank) {

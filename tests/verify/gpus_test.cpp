@@ -56,7 +56,7 @@ TEST_F(GpusTest, NcclProcessesMatchThreads) {
     EXPECT_EQ(losses("processes"), losses("threads")) << plan;
     EXPECT_EQ(losses("threads").size(), 6) << plan;
     EXPECT_EQ(weights("processes/checkpoints/step-6"), weights("threads/checkpoints/step-6")) << plan;
-    for (const char* const folder : {"threads", "processes"}) std::filesystem::remove_all(path(folder));
+    for (const char* const directory : {"threads", "processes"}) std::filesystem::remove_all(path(directory));
   }
 }
 
@@ -113,8 +113,8 @@ TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
     fails("verify --device cuda --dtype fp64 --ranks 2", 2,
           "--dtype: fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
-  const auto refused = [&](const char* emulation, int status, const char* words, const std::string& more = "") {
-    fails("train " + kSmall + "--device cuda" + more, status, words, emulation);
+  const auto refused = [&](const char* emulation, int status, const char* options, const std::string& more = "") {
+    fails("train " + kSmall + "--device cuda" + more, status, options, emulation);
   };
   refused("TESSERA_EMULATED_GIB=1", 3, "reduce --batch, increase --microbatches, or use --recompute or --offload",
           " --ranks 1 --vocab 9000000");

@@ -32,13 +32,13 @@ void expect_detected_by_verify(std::string_view mutation, const TypedOptions& o)
 }
 
 // Under each of the plans, with both kinds of optimizer.
-void expect_detected_by_verify(std::string_view mutation, std::string_view words,
+void expect_detected_by_verify(std::string_view mutation, std::string_view options,
                                std::initializer_list<std::string_view> each) {
   for (const char* optimizer : {"sgd", "adamw"})
     for (const std::string_view plan : each)
       expect_detected_by_verify(
           mutation, small_plan(fmt::format("steps=3 microbatches=2 clip=0.1 timeout=5 optimizer={} {} {}", optimizer,
-                                           words, plan)));
+                                           options, plan)));
 }
 
 constexpr auto kThree = "ranks=3 batch=12";
@@ -71,8 +71,8 @@ TEST(Mutation, DetectsFaultsOnModelParallelAxes) {
                                                        {"shifted-sequences", "pp=2 dp=2 tp=2"},
                                                        {"stale-part", "pp=2 dp=2 tp=2"},
                                                        {"unclipped-rank", "pp=2 dp=2 tp=2"}};
-  for (const auto& [mutation, words] : cases)
-    expect_detected_by_verify(mutation, std::string("batch=8 ") + words, {"dtype=fp64", "dtype=fp32"});
+  for (const auto& [mutation, options] : cases)
+    expect_detected_by_verify(mutation, std::string("batch=8 ") + options, {"dtype=fp64", "dtype=fp32"});
 }
 
 // Errors of known size: one bit where equality is required, and both sides of the bound elsewhere.
@@ -127,13 +127,13 @@ void expect_bits(const TypedOptions& o) {
   }))) << make_command(o);
 }
 
-TypedOptions one_step(const char* dtype, std::string_view words) {
-  return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
+TypedOptions one_step(const char* dtype, std::string_view options) {
+  return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, options));
 }
 
 TEST_F(InjectedErrors, OneFlippedBitIsDetectedUnderBitwiseBounds) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
-    for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
+    for (const char* options : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, options));
 }
 
 TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
@@ -154,8 +154,8 @@ VerifyHooks too_large_by(double fraction) {
 
 TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
-    for (const char* words : {"tp=2", "cp=2"}) {
-      const TypedOptions o = one_step(dtype, words);
+    for (const char* options : {"tp=2", "cp=2"}) {
+      const TypedOptions o = one_step(dtype, options);
       const TrainConfig job = resolve(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << make_command(o);

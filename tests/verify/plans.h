@@ -11,8 +11,8 @@
 namespace tessera {
 
 // Options in user syntax: say(o, "zero=2 shard_ranks=2").
-inline void say(TypedOptions& o, std::string_view words) {
-  for (const std::string& word : split(words, ' '))
+inline void say(TypedOptions& o, std::string_view options) {
+  for (const std::string& word : split(options, ' '))
     if (const size_t equals = word.find('='); equals != std::string::npos)
       o[word.substr(0, equals)] = word.substr(equals + 1);
 }
@@ -20,10 +20,10 @@ inline void say(TypedOptions& o, std::string_view words) {
 namespace test {
 
 // A model that trains twenty steps in a fraction of a second, with dropout, one thread per rank.
-inline TypedOptions small_plan(std::string_view words = {}) {
+inline TypedOptions small_plan(std::string_view options = {}) {
   TypedOptions o = verify_defaults();
   say(o, "layers=2 heads=2 channels=32 context=16 vocab=40 threads_per_rank=1 timeout=30");
-  say(o, words);
+  say(o, options);
   return o;
 }
 

@@ -20,11 +20,11 @@ namespace {
 using namespace test;
 
 // The smallest model whose weights two tp ranks can shard at block boundaries.
-TypedOptions small_qlora(std::string_view codec = "nf4", std::string_view words = {}) {
+TypedOptions small_qlora(std::string_view codec = "nf4", std::string_view options = {}) {
   return small_plan(fmt::format(
       "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all steps=3 batch=4 dtype=fp32 "
       "quantize={} {} {}",
-      codec, codec == "gptq" ? "quantize_group=32" : "", words));
+      codec, codec == "gptq" ? "quantize_group=32" : "", options));
 }
 
 TEST(Quantized, EveryStrategyTrainsLikeOneRank) {

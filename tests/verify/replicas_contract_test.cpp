@@ -20,8 +20,8 @@ namespace {
 
 using namespace test;
 
-TypedOptions short_plan(int64_t dp, std::string_view words = {}) {
-  return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, words));
+TypedOptions short_plan(int64_t dp, std::string_view options = {}) {
+  return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, options));
 }
 
 // Two reductions, in every order: within groups and between them.
@@ -151,10 +151,10 @@ TEST_F(ReplicasContractGpu, OneLocalStepMatchesDdp) {
 using ReplicasContractGpus = test::OnGpus;
 TEST_F(ReplicasContractGpus, NcclRanksMatchThreadRanks) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
-  for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
-    if (!words.empty() && gpus < 4) continue;
+  for (const std::string options : {"", " cp=2 cp_mode=ulysses"}) {
+    if (!options.empty() && gpus < 4) continue;
     const TypedOptions threads =
-        short_plan(2, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco" + words);
+        short_plan(2, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco" + options);
     TypedOptions over_nccl = threads;
     say(over_nccl, "backend=nccl all_reduce=native");
     expect_near(trained(over_nccl), trained(threads));
@@ -200,8 +200,8 @@ TypedOptions sample_with_experts(Sampler& d, int64_t dp, int64_t lora_rank = 0) 
   return o;
 }
 
-TypedOptions small_experts(const std::string& words) {
-  return small_plan("channels=16 steps=2 batch=8 experts=4 " + words);
+TypedOptions small_experts(const std::string& options) {
+  return small_plan("channels=16 steps=2 batch=8 experts=4 " + options);
 }
 
 TEST(ExpertsContract, MuonMatchesOneRankExactly) {

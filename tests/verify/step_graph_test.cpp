@@ -31,16 +31,16 @@ using RanksStepGraphGpu = test::OnGpus;
 enum class Mode { captured, automatic, queued, halves };
 
 // Some steps are clipped.
-TypedOptions one_rank(std::string_view words) {
+TypedOptions one_rank(std::string_view options) {
   TypedOptions o = test::small_plan(
       "ranks=1 device=cuda dropout=0.2 channels=16 context=8 batch=6 microbatches=3 steps=8 warmup=3 clip=0.5");
-  say(o, words);
+  say(o, options);
   return o;
 }
-TypedOptions over_nccl(int64_t ranks, std::string_view words) {
+TypedOptions over_nccl(int64_t ranks, std::string_view options) {
   TypedOptions o = one_rank("backend=nccl all_reduce=native batch=8 microbatches=2 bucket_mb=0.002");
   o.ranks = ranks;
-  say(o, words);
+  say(o, options);
   return o;
 }
 
@@ -73,8 +73,8 @@ std::vector<TypedOptions> nccl_plans(int64_t max_ranks) {
                                                  {2, "schedule=interleaved"}};  // two copies of the tied weight
   std::vector<TypedOptions> out;
   uint64_t number = 0;
-  for (const auto& [ranks, words] : all)
-    if (test::is_selected(number++, 3) && ranks <= max_ranks) out.push_back(over_nccl(ranks, words));
+  for (const auto& [ranks, options] : all)
+    if (test::is_selected(number++, 3) && ranks <= max_ranks) out.push_back(over_nccl(ranks, options));
   return out;
 }
 
@@ -196,8 +196,8 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
 // Results depend on the scalars that a replay reads from memory.
 TEST_F(StepGraphGpu, ReplaysReadScalarsOfCurrentStep) {
   const Ran undisturbed = run(one_rank(""), Mode::captured);
-  for (const char* words : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
-    EXPECT_FALSE(run(one_rank(words), Mode::captured).ranks[0].end == undisturbed.ranks[0].end) << words;
+  for (const char* options : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
+    EXPECT_FALSE(run(one_rank(options), Mode::captured).ranks[0].end == undisturbed.ranks[0].end) << options;
 }
 
 // Memory allocated by others between steps is not overwritten: the step is captured again.
@@ -349,9 +349,9 @@ TEST_F(RanksStepGraphGpu, RanksTrainLikeOneRank) {
 
 // Owners of matrices receive shards, and pipeline ranks activations, in messages: steps are not captured.
 TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOneRank) {
-  for (const auto& [ranks, words] :
+  for (const auto& [ranks, options] :
        {std::pair{2, "zero=1"}, {3, "zero=2 batch=6"}, {4, "zero=3 tp=2"}, {4, "zero=1 pp=2"}})
-    if (ranks <= gpus) expect_like_one_rank(over_nccl(ranks, std::string("optimizer=muon ") + words), Mode::queued);
+    if (ranks <= gpus) expect_like_one_rank(over_nccl(ranks, std::string("optimizer=muon ") + options), Mode::queued);
 }
 
 // One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
@@ -422,13 +422,13 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
 }
 
 // Runs five steps on two ranks; returns the cause of the end.
-std::string failure(std::string_view words, const std::function<void(Trainer&)>& f) {
+std::string failure(std::string_view options, const std::function<void(Trainer&)>& f) {
   const auto after_five = [&](Trainer& trainer) {
     for (int64_t step = 0; step < 5; ++step) trainer.step();
     EXPECT_GT(trainer.step_record().replays, 0);
     f(trainer);
   };
-  return error_message([&] { on_ranks(over_nccl(2, words), Mode::captured, after_five); }, Status::communication);
+  return error_message([&] { on_ranks(over_nccl(2, options), Mode::captured, after_five); }, Status::communication);
 }
 
 // A rank fails before the agreement, or after it without launching.

@@ -31,7 +31,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-fs::path new_run_folder() {
+fs::path new_run_directory() {
   make_directories("runs");
   const std::string base = fmt::format("runs/{:%Y-%m-%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
   fs::path path = base;
@@ -102,7 +102,7 @@ void check_finite(const Checkpoint& checkpoint) {
   }
 }
 
-RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_folder()) {
+RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_directory()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
     if (r.resume && !is_run) bad_input("`resume`: {} is not a run directory: config.toml is missing", path_.string());

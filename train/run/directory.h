@@ -56,7 +56,7 @@ class RunLock {
 inline constexpr const char* kFlightFile = "flight.json";
 
 // Throws OutputError.
-std::filesystem::path new_run_folder();
+std::filesystem::path new_run_directory();
 
 class RunDirectory {
  public:
