@@ -360,12 +360,12 @@ TrainCommand CommandLine::train() {
   if (resumed) config = (std::filesystem::path(out) / "config.toml").string();
   bool chooses = std::ranges::any_of(args_, [](const auto& w) { return chooses_job(w.first, w.second); });
   const std::string file =
-      config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
+      config.empty() ? "" : for_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
   for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key, entry.value);
   TypedOptions o = chooses ? TypedOptions{} : default_job();
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
-  if (o.run.init && !resume) take_model(o, of_option("init", *o.run.init, [&] { return first_config(o); }));
+  if (o.run.init && !resume) take_model(o, for_option("init", *o.run.init, [&] { return first_config(o); }));
   if (o.run.base && !o.run.init) throw Error("--base: requires --init ADAPTERS");
   if (!resume || !out.empty()) fix_base(o.run);
   if (o.optim.dtype == DType::float64)

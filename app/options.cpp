@@ -28,28 +28,29 @@ Settings field_descriptors(TrainConfig& config, TrainOptions& o) {
   Settings s = field_descriptors(config);
   s.group("Place")
       .add(o.rank, {"rank", "rank of this process with `rendezvous`, from 0 to `ranks` - 1", {0, 1023}})
-      .of_call();
+      .not_in_file();
   s.group("Files");
-  s.add(o.config, {"config", "configuration file with KEY = VALUE lines; command-line options override it"}).of_call();
+  s.add(o.config, {"config", "configuration file with KEY = VALUE lines; command-line options override it"})
+      .not_in_file();
   s.group("Restarts");
   s.add(o.restarts,
         {"restarts", "maximum number of automatic restarts of a failed run, each from its newest checkpoint", {0, 1e6}})
-      .of_call();
+      .not_in_file();
   s.add(o.launch,
         {"launch",
          "launcher command that starts the ranks, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\" [none: "
          "ranks are threads]"})
-      .of_call();
+      .not_in_file();
   s.add(o.hostfile, {"hostfile",
                      "host file in mpirun's format, read before each start; with fewer slots than ranks, the run "
                      "continues with fewer data ranks and more micro-batches per rank"})
-      .of_call();
+      .not_in_file();
   s.group("Output");
-  s.add(o.format, {"format", kFormat}).of("text|json").of_call();
-  s.add(o.quiet, {"quiet", "print neither progress nor the final text sample"}).of_call();
-  s.add(o.trace, {"trace", "write a timeline to the run directory for `tessera report`"}).of_call();
+  s.add(o.format, {"format", kFormat}).of("text|json").not_in_file();
+  s.add(o.quiet, {"quiet", "print neither progress nor the final text sample"}).not_in_file();
+  s.add(o.trace, {"trace", "write a timeline to the run directory for `tessera report`"}).not_in_file();
   s.add(o.trace_steps, {"trace_steps", "number of steps at the end of the run that `trace` records", {1, 1e6}})
-      .of_call();
+      .not_in_file();
   s.move("rank", "rendezvous");
   s.move("config", "resume");
   s.move("dump", "trace_steps");
@@ -351,7 +352,7 @@ static bool has_name(std::string_view text, const std::string& name) {
   return false;
 }
 
-void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
+void throw_for_option(std::string_view option, const std::string& path, const InputError& error) {
   const std::string message = with_options(error.what());
   if (path.empty() || message.starts_with("--") || !has_name(message, one_line(path))) throw InputError(message);
   bad_input("--{}: {}", option, message);

@@ -191,14 +191,14 @@ std::string with_options(const std::string& message);
 // Rethrows the current error, with with_options() applied to all messages.
 [[noreturn]] void throw_with_options(const Error& error);
 // Rethrows the error, prefixed with the option if it concerns `path` and names no option.
-[[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
-// Returns f(); applies throw_of_option() to InputErrors.
+[[noreturn]] void throw_for_option(std::string_view option, const std::string& path, const InputError& error);
+// Returns f(); applies throw_for_option() to InputErrors.
 template <class F>
-auto of_option(std::string_view option, const std::string& path, const F& f) {
+auto for_option(std::string_view option, const std::string& path, const F& f) {
   try {
     return f();
   } catch (const InputError& e) {
-    throw_of_option(option, path, e);
+    throw_for_option(option, path, e);
   }
 }
 

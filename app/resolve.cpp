@@ -258,7 +258,7 @@ void check_plan(const TypedOptions& o, const TrainConfig& config) {
   found.check([&] { check_backend(config.plan, std::max(o.ranks.value_or(1), config.plan.ranks())); });
   found.check([&] { check_ranks(o, config.plan); });
   found.check([&] { check(config, o.own.trace); });
-  of_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
+  for_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
 }
 
 static void check(const TypedOptions& o, const TrainConfig& config, ErrorList& found) {

@@ -163,8 +163,8 @@ std::string Setting::choices() const {
 
 void Setting::read(const std::string& where, const std::string& text) const {
   if (field.fraction) *field.fraction = 0;
-  if (!field.fraction || !text.ends_with(field.of_what)) return std::visit(Reader{*this, where, text}, at);
-  const bool percent = field.of_what == '%';
+  if (!field.fraction || !text.ends_with(field.unit_suffix)) return std::visit(Reader{*this, where, text}, at);
+  const bool percent = field.unit_suffix == '%';
   const Setting number{{.name = field.name, .range = {0, percent ? 100.0 : 1e9}}, field.fraction};
   number.read(where, text.substr(0, text.size() - 1));
   if (*field.fraction == 0) wrong(where, percent ? "a percentage above 0%" : "more than 0 epochs", text);
@@ -173,7 +173,7 @@ void Setting::read(const std::string& where, const std::string& text) const {
 
 std::string Setting::text() const {
   if (field.fraction && *field.fraction > 0)
-    return fmt::format("{}{}", field.of_what == '%' ? 100 * *field.fraction : *field.fraction, field.of_what);
+    return fmt::format("{}{}", field.unit_suffix == '%' ? 100 * *field.fraction : *field.fraction, field.unit_suffix);
   return std::visit(Writer{*this}, at);
 }
 

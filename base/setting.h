@@ -47,10 +47,10 @@ struct Field {
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
   double* fraction = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
-  char of_what = 0;            // the suffix, '%' or 'e'
+  char unit_suffix = 0;        // the suffix, '%' or 'e'
 
   Field& follows() { return open = true, *this; }
-  Field& of_call() { return in_file = false, *this; }
+  Field& not_in_file() { return in_file = false, *this; }
   Field& for_programs() { return in_words = false, *this; }
   Field& by_place() { return place = true, *this; }
   Field& many() { return repeated = true, *this; }
@@ -62,7 +62,7 @@ struct Field {
   Field& for_identity(IdentityRole when) { return same = when, *this; }
   Field& for_record(IdentityRole when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
-  Field& or_fraction(double& value, char suffix) { return fraction = &value, of_what = suffix, *this; }
+  Field& or_fraction(double& value, char suffix) { return fraction = &value, unit_suffix = suffix, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 

@@ -154,7 +154,7 @@ Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& hel
   if (number && f.range.min > -1e300) out["least"] = f.range.min;
   if (number && f.range.max < 1e300) out[f.range.max_excluded ? "below" : "most"] = f.range.max;
   if (const std::string choices = s.choices(); !choices.empty()) out["choices"] = split(choices, '|');
-  if (f.fraction) out["share"] = std::string(1, f.of_what);
+  if (f.fraction) out["share"] = std::string(1, f.unit_suffix);
   if (f.repeated) out["repeated"] = true;
   if (!f.in_file) out["in_file"] = false;
   out["help"] = shown(std::string(f.help));

@@ -58,7 +58,7 @@ static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const
   text.read([&](std::string_view chunk) { encoder.add(chunk); });
   encoder.finish();
   if (const std::string note = special_note(encoder.special_names(), o.special); !note.empty()) notes.push_back(note);
-  if (!file) return TokenFile::of_tokens(tokens, tokenizer.vocab_size(), text.name);
+  if (!file) return TokenFile::from_tokens(tokens, tokenizer.vocab_size(), text.name);
   file->finish();
   return TokenFile::open(name());
 }

@@ -361,7 +361,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
 // Renames keys of the row; returns the original keys found. A standard key without its alternative is removed.
-std::set<std::string> give_names(Json& row, const KeyNames& names) {
+std::set<std::string> name_calls(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();
   for (const auto& [ours, theirs] : names)
@@ -413,7 +413,7 @@ Example parse_example(std::string_view line, const std::string& what, const RowN
   Json row = parse_json(line, what, JsonFile::others);
   if (row.is_string()) row = {{"text", row}};
   if (!row.is_object()) throw InputError(what + ": expected an object or a string");
-  const std::set<std::string> found = give_names(row, names.keys);
+  const std::set<std::string> found = name_calls(row, names.keys);
   Example out = RowReader(row, line, names, what).read();
   out.mapped = found;
   return out;

@@ -125,7 +125,7 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
     });
     f(waiting);
   };
-  if (characters) return std::make_unique<CharTokenizer>(CharTokenizer::of_chunks(learn, what));
+  if (characters) return std::make_unique<CharTokenizer>(CharTokenizer::from_chunks(learn, what));
   WordCounts counts;
   learn([&](std::string_view chunk) { counts.add(chunk); });
   if (counts.forgotten() > 0 && choice.note)

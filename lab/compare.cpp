@@ -85,7 +85,7 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
                    const std::vector<Guess>& guesses, int ranks, double tolerance) {
   if (found.size() != expected.size())
     throw Failure{"values", fmt::format("{}: {} values; expected {}", where, found.size(), expected.size()),
-                  found.empty() ? "no values: for a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
+                  found.empty() ? "no values: for a gradient, g.set(0, tensor) is missing in the backward pass" : ""};
   const double limit = tolerance * largest(expected);
   const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= limit); };
   size_t first = found.size(), count = 0;

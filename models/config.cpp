@@ -14,22 +14,22 @@ namespace {
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
   return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_default);
 }
-Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) {
+Field llama_field(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("family llama");
 }
 Field of_experts(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("experts");
 }
 // May differ between a run and its initial weights.
-Field of_routing(std::string_view name, std::string_view help) {
+Field routing_field(std::string_view name, std::string_view help) {
   return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_default);
 }
 
 void add_rotary(Settings& s, RotaryOptions& r) {
   const std::string_view bands = "rope_scaling llama3 yarn";
-  s.add(r.theta, of_llama("rope_theta", "base of the rotary frequencies [10000]", {1, 1e12}));
-  s.add(r.scaling, of_llama("rope_scaling", "scaling method of rotary positions for longer contexts"));
-  s.add(r.factor, of_llama("rope_factor", "with `rope_scaling`: context extension factor [1]", {1, 1e6}));
+  s.add(r.theta, llama_field("rope_theta", "base of the rotary frequencies [10000]", {1, 1e12}));
+  s.add(r.scaling, llama_field("rope_scaling", "scaling method of rotary positions for longer contexts"));
+  s.add(r.factor, llama_field("rope_factor", "with `rope_scaling`: context extension factor [1]", {1, 1e6}));
   s.add(r.low_freq_factor, size("rope_low_freq",
                                 "with llama3 or yarn scaling: divide frequencies below this number of rotations per "
                                 "original context by `rope_factor` [1]",
@@ -57,15 +57,15 @@ void add_experts(Settings& s, ExpertConfig& e) {
         of_experts("shared_experts",
                    "with `experts`: width of a shared expert for all tokens, as a multiple of an expert's width [0]",
                    {0, 1e4}));
-  s.add(e.capacity, of_routing("expert_capacity",
-                               "with `experts`: capacity factor: maximum load of an expert relative to a balanced "
-                               "load, per sequence; excess tokens are dropped; 0: unlimited [0]"));
+  s.add(e.capacity, routing_field("expert_capacity",
+                                  "with `experts`: capacity factor: maximum load of an expert relative to a balanced "
+                                  "load, per sequence; excess tokens are dropped; 0: unlimited [0]"));
   s.add(e.softmax, of_experts("router_softmax",
                               "with `experts`: compute the routing weights as a softmax over the chosen experts or "
                               "over all experts [chosen]"));
-  s.add(e.balance_loss, of_routing("balance_loss", "with `experts`: weight of the load-balancing loss [0.01]"));
+  s.add(e.balance_loss, routing_field("balance_loss", "with `experts`: weight of the load-balancing loss [0.01]"));
   s.add(e.z_loss,
-        of_routing("z_loss", "with `experts`: weight of the router z-loss, which penalizes large logits [0.001]"));
+        routing_field("z_loss", "with `experts`: weight of the router z-loss, which penalizes large logits [0.001]"));
 }
 
 void add_adapters(Settings& s, LoraConfig& l) {
@@ -117,11 +117,11 @@ Settings field_descriptors(ModelConfig& c) {
   s.add(c.tied,
         size("tied", "use a separate weight for the output head instead of the token embedding").unless("untied"));
   add_rotary(s, c.rotary);
-  s.add(c.window, of_llama("window", "sliding attention window in tokens; 0: unlimited [0]", {0, 1e9}));
-  s.add(c.qkv_bias, of_llama("qkv_bias", "biases of q, k and v in the llama family, as in Qwen2"));
-  s.add(c.proj_bias, of_llama("proj_bias", "bias of the attention output projection in the llama family"));
-  s.add(c.mlp_bias, of_llama("mlp_bias", "biases of the feed-forward layers in the llama family"));
-  s.add(c.qk_norm, of_llama("qk_norm", "normalize each head of q and k, as in Qwen3"));
+  s.add(c.window, llama_field("window", "sliding attention window in tokens; 0: unlimited [0]", {0, 1e9}));
+  s.add(c.qkv_bias, llama_field("qkv_bias", "biases of q, k and v in the llama family, as in Qwen2"));
+  s.add(c.proj_bias, llama_field("proj_bias", "bias of the attention output projection in the llama family"));
+  s.add(c.mlp_bias, llama_field("mlp_bias", "biases of the feed-forward layers in the llama family"));
+  s.add(c.qk_norm, llama_field("qk_norm", "normalize each head of q and k, as in Qwen3"));
   s.add(c.gelu, size("gelu", "GELU of the gpt2 family: GPT-2's tanh approximation, or the exact function (erf) [tanh]")
                     .of("tanh|erf")
                     .with("family gpt2"));

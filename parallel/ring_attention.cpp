@@ -246,7 +246,7 @@ Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& o
   const AttentionResult result = forward(ring, qkv.value());
   return record_one("ring_attention", result.out.reshape({ring.b, ring.tokens, heads.query * ring.d}), {qkv},
                     [ring, result, packed = qkv.saved()](Grads& g) {
-                      g.give(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));
+                      g.set(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));
                     });
 }
 

@@ -49,7 +49,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
           sum_rows(db, dy);
         if (sum_over) sum_over->all_reduce(db);
       });
-    if (g.needs(0)) g.give(0, dy);
+    if (g.needs(0)) g.set(0, dy);
   });
   if (b.requires_grad()) fusion::request_row_sums(sum);
   return sum;

@@ -68,7 +68,7 @@ void add_tuning(Settings& s, TrainConfig& c) {
 void add_files(Settings& s, RunConfig& r) {
   s.group("Files");
   s.add(r.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints) [runs/DATE-TIME]"})
-      .of_call();
+      .not_in_file();
   s.add(r.save_every, {"save_every",
                        "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end",
                        {0, kMaxInterval}})
@@ -89,13 +89,13 @@ void add_files(Settings& s, RunConfig& r) {
   s.add(r.no_save,
         {"no_save", "write no checkpoint, not even at the end (for benchmarks); such a run cannot be resumed"});
   s.add(r.no_eval, {"no_eval", "run no validation, not even at the end"});
-  s.add(r.resume, {"resume", "resume the run in `out` from its newest checkpoint"}).of_call();
+  s.add(r.resume, {"resume", "resume the run in `out` from its newest checkpoint"}).not_in_file();
   s.group("Output");
   s.add(r.dump, {"dump",
                  "step, counted from 1, in which every layer's full output and its gradient are written to "
                  "dump_STEP.safetensors, under any plan (`train`: in the run directory); 0: none",
                  {0, kMaxInterval}})
-      .of_call();
+      .not_in_file();
 }
 
 // Keys of config.toml without a command-line option: the base model of a run's adapters.

@@ -188,7 +188,7 @@ class Sent {
   }
   // Float64 reductions (e.g. a norm), always by the direct algorithm. If the algorithm of tp or cp reductions
   // has a different busiest rank, the busiest rank of the axis is unknown.
-  void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
+  void reduce_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
     const int64_t max_bytes = in_chunks(n, bytes, 8);
     const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != max_bytes && bytes / 8 % n > 0;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls,
@@ -284,7 +284,7 @@ void add_dataparallel(Sent& out, const PlanSizes& s, const ShardSizes& sizes) {
   const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of a rank per step
   const int64_t logits = tokens * s.config.vocab * s.value;
   const int64_t values = sizes.full(true) * s.value, dealt = others * (4 * tokens + 8 * s.m + logits);
-  out.sum_directly("dp", n, 8 * std::ssize(sizes.units));  // the norm
+  out.reduce_directly("dp", n, 8 * std::ssize(sizes.units));  // the norm
   out.add("dp", Op::broadcast, n, 1, others * values, others * values);
   out.add("dp", Op::reduce, n, 1, others * sizes.full(true) * s.grad, sizes.full(true) * s.grad);
   out.add("dp", Op::gather, n, s.m, others * logits, logits);
@@ -327,9 +327,9 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
       if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
     }
   if (s.plan.tp > 1) {
-    out.sum_directly(axis, n, 8 * std::ssize(sizes.units));  // the norm
+    out.reduce_directly(axis, n, 8 * std::ssize(sizes.units));  // the norm
     for (int64_t group = 0; p.ep > 1 && group < p.ep; ++group)
-      out.sum_directly("edp", n / p.ep, 8 * std::ssize(sizes.units));
+      out.reduce_directly("edp", n / p.ep, 8 * std::ssize(sizes.units));
     return;
   }
   out.all_gather(axis, n, 1, (sizes.padded(n, true) - of_experts) / UnitSizes::kBlock * 8);
@@ -451,8 +451,8 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
   out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);
   add_adapters(out, s, p, sizes);
   out.all_reduce("tp", n, sizes.head_norms * m, s.config.head_size() * s.wide, s.wide);
-  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);  // the loss
-  out.sum_directly("tp", n, 8 * std::ssize(sizes.units));    // the norm, once per step
+  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);   // the loss
+  out.reduce_directly("tp", n, 8 * std::ssize(sizes.units));  // the norm, once per step
 }
 
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
@@ -462,7 +462,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
   if (n == 1) return;
   const ExpertConfig& experts = s.config.experts;
   const int64_t routings = experts.count == 0 ? 0 : sizes.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
-  if (experts.balance_loss != 0) out.sum_directly("cp", n, 8 * s.sequences * experts.count, routings);
+  if (experts.balance_loss != 0) out.reduce_directly("cp", n, 8 * s.sequences * experts.count, routings);
   if (experts.capacity > 0)  // expert choices of all tokens
     out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {
@@ -480,7 +480,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
 void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
   const int64_t e = p.ep, forwards = p.recompute == Recompute::block ? 2 : 1, passes = sizes.layers * s.m;
   for (int64_t g = 0; g < s.data / e; ++g) {
-    out.sum_directly("ep", e, 8 * s.units);
+    out.reduce_directly("ep", e, 8 * s.units);
     out.add("ep", Op::all_to_all, e, passes * (3 * forwards + 2),
             passes * forwards * (e - 1) * s.config.experts.count * 8, {});
   }
@@ -503,7 +503,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
   out.in_groups(s.plan.ranks() / s.plan.pp);
   out.messages("pp", 2 * s.m * s.schedule.wire_boundaries(), activation,
                s.m * *std::ranges::max_element(sends) * activation);
-  out.sum_directly("pp", s.plan.pp, 8 * s.units);  // the norm
+  out.reduce_directly("pp", s.plan.pp, 8 * s.units);  // the norm
   out.in_groups(s.data);
   for (const ShardSizes& sizes : s.shards.front()) {
     for (const UnitSizes& u : sizes.units)
@@ -522,7 +522,7 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce);
   out.in_steps(steps);
-  out.sum_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // loss, a rank's request and norm
+  out.reduce_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // loss, a rank's request and norm
   for (const std::vector<ShardSizes>& stage : s.shards) {
     for (const ShardSizes& sizes : stage) {
       if (p.dp_mode == DataMode::dataparallel)

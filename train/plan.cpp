@@ -57,11 +57,11 @@ void add_data_axis(Settings& s, Plan& p) {
   s.add(p.staleness,
         {"staleness", "maximum number of steps that a ps-async worker may be ahead of the slowest", {0, 1e6}})
       .with("dp_mode ps-async");
-  s.add(p.record, {"record", "write the order of ps-async pushes to this file"}).of_call().with("dp_mode ps-async");
+  s.add(p.record, {"record", "write the order of ps-async pushes to this file"}).not_in_file().with("dp_mode ps-async");
   s.add(p.replay,
         {"replay",
          "replay the ps-async pushes in the order of this file; with `resume`: the file with which the run started"})
-      .of_call()
+      .not_in_file()
       .with("dp_mode ps-async");
   s.add(p.bucket_mb, {"bucket_mb", "DDP bucket size (gradients per all-reduce) in MiB", {1e-6, 1e6}});
   s.add(p.grad_dtype, {"grad_dtype", "dtype of gradient accumulation and communication"}).of("fp32|bf16");
@@ -99,9 +99,9 @@ void add_place(Settings& s, Plan& p) {
                     "ranks are threads of one process, mpirun processes, or processes with a TCP rendezvous; nccl: any "
                     "of these, with one GPU per rank [as the program was started]"})
       .follows()
-      .of_call();
+      .not_in_file();
   s.add(p.rendezvous, {"rendezvous", "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun"})
-      .of_call();
+      .not_in_file();
   s.add(p.cuda_graph, {"cuda_graph",
                        "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without "
                        "point-to-point messages (no `pp`, no ring)"});

@@ -92,7 +92,7 @@ class StepGraph : NotCopied {
     Optimizer* optimizer = nullptr;
     double clip = 0;                             // 0: unlimited
     bool captured = false;                       // false: queued again in every step
-    bool may_give_up = false;                    // after a failed capture, queue all steps instead of ending the run
+    bool may_fall_back = false;                  // after a failed capture, queue all steps instead of ending the run
     StepConsensus* ranks = nullptr;              // null for one rank
     bool says_loss = true, says_squares = true;  // contributes to the reductions
   };

@@ -287,7 +287,7 @@ void Trainer::make_graph() {
          .optimizer = optimizer_.get(),
          .clip = job_.optim.clip,
          .captured = no_graph_because(job_, trace_ != nullptr, tokens_->counts_targets()).empty(),
-         .may_give_up = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
+         .may_fall_back = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
          .ranks = step_ranks_.get(),
          .says_loss = mesh_.coordinate("tp") == 0,
          .says_squares = own_sums ? strategy().copy() == 0 : data_axis_.rank() == 0},

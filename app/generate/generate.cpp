@@ -157,7 +157,7 @@ class Shown {
 std::vector<std::string> read_prompts(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
-    std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
+    std::string all = for_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
     if (all.starts_with("\uFEFF")) all.erase(0, 3);
     std::istringstream text(all);
     for (std::string line; std::getline(text, line);) {
@@ -304,8 +304,8 @@ struct Found {
 
 std::vector<Found> load_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
-    return of_option("data", spec,
-                     [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
+    return for_option("data", spec,
+                      [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.config.data.source);
   std::vector<Found> out;

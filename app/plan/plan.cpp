@@ -42,7 +42,7 @@ std::string without_backticks(std::string text) {
 // Errors name the file and its keys.
 template <class F>
 auto from_file(std::string_view option, const std::string& path, const F& read) {
-  const std::string text = of_option(option, path, [&] { return read_file(path); });
+  const std::string text = for_option(option, path, [&] { return read_file(path); });
   try {
     return read(text, path);
   } catch (const FieldError& e) {
@@ -173,7 +173,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
 
 // `plan --cases`: prints a JSON object per line of the file. Throws Error and InputError naming the line.
 int predict_cases(const std::string& path) {
-  const std::string file = of_option("cases", path, [&] { return read_file(path); });
+  const std::string file = for_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;
   for (int64_t number = 1; !rest.empty(); ++number) {
     const std::string_view line = rest.substr(0, rest.find('\n'));

@@ -82,8 +82,8 @@ Dataset TrainProcess::open_dataset(bool quiet) const {
   tokenizer.special = o.data.special;
   const std::string folder = names_directory(tokenizer.name) ? tokenizer.name : "";
   const auto opened = [&] { return open_data(o, tokenizer); };
-  Dataset dataset = of_option("data", o.data.source, [&] {
-    return of_option("tokenizer", folder, [&] { return of_option("val-data", o.data.held.file, opened); });
+  Dataset dataset = for_option("data", o.data.source, [&] {
+    return for_option("tokenizer", folder, [&] { return for_option("val-data", o.data.held.file, opened); });
   });
   if (const int64_t rows = o.model.vocab; o.run.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
@@ -170,7 +170,7 @@ void TrainProcess::check_memory(const Dataset& data, HostMemory here) const {
 }
 
 RunDirectory TrainProcess::open_directory() const {
-  return of_option("out", config_.run.out.value_or(""), [&] { return RunDirectory(config_.run); });
+  return for_option("out", config_.run.out.value_or(""), [&] { return RunDirectory(config_.run); });
 }
 
 // `directory`, called after a failure, returns the run directory.
@@ -216,7 +216,7 @@ int TrainProcess::run() {
   if (config_.model.lora.rank > 0 && !config_.run.init)
     throw Error("--lora-rank: requires --init, the base model of the adapters");
   if (const std::string& order = config_.plan.replay; !order.empty() && !config_.run.resume)
-    of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
+    for_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
   check_minimum_memory(config_);
   if (has_processes(config_.plan)) return run_as_rank();
   record_base(config_);

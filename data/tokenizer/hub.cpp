@@ -239,19 +239,19 @@ class Steps {
       d_.cuts.push_back(pattern(step, behaviour(step), flag(step, "invert", false, what_)));
     } else if (type == "Digits") {
       const bool single = flag(step, "individual_digits", false, what_);
-      d_.cuts.push_back(Split::of_regex("\\p{N}", single ? isolated : contiguous));
+      d_.cuts.push_back(Split::from_regex("\\p{N}", single ? isolated : contiguous));
     } else if (type == "Punctuation") {
-      d_.cuts.push_back(Split::of_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
+      d_.cuts.push_back(Split::from_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
     } else if (type == "Whitespace") {
-      d_.cuts.push_back(Split::of_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), removed, true));
+      d_.cuts.push_back(Split::from_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), removed, true));
     } else if (type == "WhitespaceSplit") {
-      d_.cuts.push_back(Split::of_regex("\\s", removed));
+      d_.cuts.push_back(Split::from_regex("\\s", removed));
     } else if (type == "CharDelimiterSplit" && value_at(step, "delimiter").is_string()) {
-      d_.cuts.push_back(Split::of_text(value_at(step, "delimiter").get_ref<const std::string&>(), removed));
+      d_.cuts.push_back(Split::from_text(value_at(step, "delimiter").get_ref<const std::string&>(), removed));
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && d_.cuts.empty()) {
       metaspace_ = d_.marks_spaces = true;
       d_.prefix_mark = prefix(step);
-      if (flag(step, "split", true, what_)) d_.cuts.push_back(Split::of_text(kMark, merged_with_next));
+      if (flag(step, "split", true, what_)) d_.cuts.push_back(Split::from_text(kMark, merged_with_next));
     } else {
       unknown("pre_tokenizer", step,
               "ByteLevel, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, CharDelimiterSplit, or Metaspace "
@@ -313,7 +313,7 @@ class Steps {
     d_.byte_level = true;
     d_.prefix_space = flag(step, "add_prefix_space", true, what_);
     if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false after others");
-    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(Split::of_regex(bpe::kGpt2));
+    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(Split::from_regex(bpe::kGpt2));
   }
 
   static constexpr std::pair<std::string_view, Change::Kind> kChanges[] = {{"NFC", nfc},
@@ -347,10 +347,10 @@ class Steps {
   Split pattern(const Json& step, bpe::Behaviour how = isolated, bool invert = false) const {
     const Json& value = value_at(step, "pattern");
     const Json &regex = value_at(value, "Regex"), &text = value_at(value, "String");
-    if (text.is_string()) return Split::of_text(text.get_ref<const std::string&>(), how, invert);
+    if (text.is_string()) return Split::from_text(text.get_ref<const std::string&>(), how, invert);
     if (!regex.is_string()) unknown("step", step, "a 'pattern' with a Regex or a String");
     try {
-      return Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
+      return Split::from_regex(regex.get_ref<const std::string&>(), how, invert);
     } catch (const Error& e) {
       bad_input("{}: the pattern {} is not supported: {}", what_, shown(regex), e.what());
     }

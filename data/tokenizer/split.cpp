@@ -112,10 +112,10 @@ Split::Split(std::string_view pattern, bool literal, Behaviour behaviour, bool i
       behaviour_(behaviour),
       invert_(invert) {}
 
-Split Split::of_regex(std::string_view regex, Behaviour behaviour, bool invert) {
+Split Split::from_regex(std::string_view regex, Behaviour behaviour, bool invert) {
   return {regex, false, behaviour, invert};
 }
-Split Split::of_text(std::string_view text, Behaviour behaviour, bool invert) {
+Split Split::from_text(std::string_view text, Behaviour behaviour, bool invert) {
   return {text, true, behaviour, invert};
 }
 
@@ -199,7 +199,7 @@ std::string Split::replaced(std::string_view text, Matching& matching, std::stri
 }
 
 void for_each_piece(std::string_view text, const Split::Each& f) {
-  static const Split gpt2 = Split::of_regex(kGpt2);
+  static const Split gpt2 = Split::from_regex(kGpt2);
   Matching matching(text.size());
   gpt2.pieces(text, matching, f);
 }
@@ -213,7 +213,7 @@ bool fullmatch(std::string_view regex, std::string_view text) {
 }
 
 bool is_word(char32_t c) {
-  static const Split word = Split::of_regex(fmt::format("[{}]", kLibraryWord));
+  static const Split word = Split::from_regex(fmt::format("[{}]", kLibraryWord));
   std::string text;
   append_utf8(text, c);
   Matching matching(text.size());

@@ -238,7 +238,7 @@ MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<
   there.rows = [x = record_one("without_gradient", rows.value().clone(), {rows.edge()}, [](Grads& g) {
                   Tensor none = g.output().clone();
                   none.fill(0);
-                  g.give(0, none);
+                  g.set(0, none);
                 })] { return x; };
   there.back = [](const Var& done) { return done; };
   return there;

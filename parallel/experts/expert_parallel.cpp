@@ -50,7 +50,7 @@ int64_t sum_squares(std::span<const int64_t> counts) {
 Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
                   const std::vector<int64_t>& received) {
   return record_one("exchange_rows", exchanged(x.value(), axis, sent, received), {x.edge()},
-                    [&axis, sent, received](Grads& g) { g.give(0, exchanged(g.output(), axis, received, sent)); });
+                    [&axis, sent, received](Grads& g) { g.set(0, exchanged(g.output(), axis, received, sent)); });
 }
 
 void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
@@ -159,11 +159,11 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
   const auto there = std::make_shared<Underway>(start(x.value(), axis, sent, received)),
              home = std::make_shared<Underway>();
   const Var begun =
-      record_one("start_rows", there->out, {x.edge()}, [home](Grads& g) { g.give(0, home->arrived()); }).edge();
+      record_one("start_rows", there->out, {x.edge()}, [home](Grads& g) { g.set(0, home->arrived()); }).edge();
   return [=, &axis] {
     return record_one("rows", there->arrived(), {begun}, [=, &axis](Grads& g) {
       *home = start(g.output(), axis, received, sent);
-      g.give(0, g.take_output());  // placeholder with the gradient's shape; the gradient arrives later
+      g.set(0, g.take_output());  // placeholder with the gradient's shape; the gradient arrives later
     });
   };
 }

@@ -223,7 +223,7 @@ struct Network {
       h = again ? checkpoint(f, {h}) : f({h});
     }
     const Var side = weights.at("unused") * weights.at("unused");  // in the graph, but receives no gradient
-    const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.give(0, g.output(0)); });
+    const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.set(0, g.output(0)); });
     return cross_entropy(linear(both[0], weights.at("table"), Var()), ids, 0.3).mean;
   }
 };

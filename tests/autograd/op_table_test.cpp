@@ -232,7 +232,7 @@ void expect_rows_independent_of_batch(const std::vector<OpRow>& table, const std
         if (t.ndim() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
       const Tensor expected = run_op(p, operands).narrow(0, first, count);
       if (arena->device() == Device::cuda) {
-        EXPECT_TRUE(bitwise_equal(run_op(p, part), expected)) << "where they lie";
+        EXPECT_TRUE(bitwise_equal(run_op(p, part), expected)) << "different layout";
       }
       for (Tensor& o : part) o = o.clone();
       EXPECT_TRUE(bitwise_equal(run_op(p, part), expected)) << "elsewhere";

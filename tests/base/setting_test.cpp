@@ -41,7 +41,7 @@ Settings field_descriptors(Tune& t) {
   s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}})
       .follows()
       .for_identity(IdentityRole::unless_default);
-  s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).of_call();
+  s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).not_in_file();
   s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
   s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
   s.group("Names");

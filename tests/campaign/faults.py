@@ -158,14 +158,14 @@ class Faults:
         if status == 0 and not self.same(job, path):
             seen.append("status 0, and what it made is not what it makes undisturbed")
         if cause in ("short", "EINTR") and status != 0:
-            seen.append(f"gave up where it could have gone on: {last}")
+            seen.append(f"stopped, but could have continued: {last}")
         if made == "made" and status != 0 and os.path.exists(path) and glob.glob(path + "/**/*.json", recursive=True) and not self.same(job, path):
-            seen.append("something stands there that looks whole")
+            seen.append("a result exists that looks complete")
         if job.startswith("save"):  # the existing run continues to the same result
             last, status, said = self.run(args, place)
             seen += [f"afterwards: {w}" for w in self.wrong_end(status, last, said)]
             if status != 0 or not self.same(job, path):
-                seen.append(f"the run does not go on to the same end: {status} {last}")
+                seen.append(f"the resumed run ends differently: {status} {last}")
         elif status != 0:  # the target does not exist, or is reported as existing
             again, status, said = self.run(args, place)
             seen += [f"afterwards: {w}" for w in self.wrong_end(status, again, said)]

@@ -110,7 +110,7 @@ class Block {
   }
 
   // Provides `bytes` of shared memory filled with NaN in every dtype; AddressSanitizer poisons the memory after it.
-  void give_shared(uint64_t bytes) {
+  void allow_shared(uint64_t bytes) {
     allow(shared_, bytes);
     std::memset(shared_, 0xff, bytes);
     forbid(shared_ + bytes, kSharedBytes - bytes);
@@ -248,7 +248,7 @@ bool can_run(uint64_t threads, uint64_t shared_bytes) {
 void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void(unsigned)>& enter,
                const std::function<void()>& body) {
   if (!running) running = std::make_unique<Block>();
-  running->give_shared(shared_bytes);
+  running->allow_shared(shared_bytes);
   count_block(shared_bytes);
   running->run(threads, enter, body);
 }

@@ -270,7 +270,7 @@ TEST(ExportedTokenizers, TokensMatchHfTokenizers) {
   const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(std::make_unique<ByteTokenizer>());
-  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, "t")));
+  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::from_text(text, "t")));
   all.push_back(std::make_unique<BpeTokenizer>(train_bpe(test::mixed_text(), {.vocab_size = 800})));
   for (const auto& tokenizer : all) {
     SCOPED_TRACE(tokenizer->kind());

@@ -406,7 +406,8 @@ TEST_F(LoadedExamples, CountOnlyTextBytesOfResponses) {
   const std::shared_ptr<Tokenizer> tokenizer = make_tokenizer(chat, "f");
   EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
-  const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
+  const TokenFile tokens =
+      TokenFile::from_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
   EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer),
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }

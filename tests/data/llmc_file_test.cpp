@@ -28,7 +28,7 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
 
 std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
-  return read_tokens(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
+  return read_tokens(TokenFile::from_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
 TEST(LlmcFile, ReadsBothTokenWidths) {
@@ -214,7 +214,7 @@ TEST(TrainingWindows, CoverEachFileOncePerEpoch) {
   std::vector<int32_t> first(23), second(9);
   std::iota(first.begin(), first.end(), 0);
   std::iota(second.begin(), second.end(), 100);
-  const TokenFile a = TokenFile::of_tokens(first, 200, "a"), b = TokenFile::of_tokens(second, 200, "b");
+  const TokenFile a = TokenFile::from_tokens(first, 200, "a"), b = TokenFile::from_tokens(second, 200, "b");
   const TrainingWindows windows({a, b}, 4);
   ASSERT_EQ(windows.count(), 5 + 2);
   std::vector<int32_t> inputs(7 * 4), targets(7 * 4);

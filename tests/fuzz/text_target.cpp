@@ -13,7 +13,7 @@ const Target target("text", [](std::string_view bytes) {
   std::string train, val;
   split_text(text, {}, [&](std::string_view chunk, bool held) { (held ? val : train) += chunk; });
   require(train + val == text.bytes(), "the splits of one document form the text");
-  const CharTokenizer tokenizer = CharTokenizer::of_text(text.bytes(), kWhat);
+  const CharTokenizer tokenizer = CharTokenizer::from_text(text.bytes(), kWhat);
   require(tokenizer.decode(tokenizer.encode(train)) == train, "the training split round-trips");
   require(tokenizer.decode(tokenizer.encode(val)) == val, "the validation split round-trips");
 });

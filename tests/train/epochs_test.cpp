@@ -31,7 +31,7 @@ class EpochsTest : public testing::Test {
   static TokenFile numbered(int32_t first, int64_t count) {
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((first + i) % 251));
-    return TokenFile::of_tokens(tokens, 256, "numbers");
+    return TokenFile::from_tokens(tokens, 256, "numbers");
   }
   static Dataset dataset(std::vector<TokenFile> train) {
     Dataset d;
@@ -299,7 +299,7 @@ std::vector<int32_t> random_tokens(int64_t count) {
 class ValidationTest : public testing::Test {
  protected:
   ValidationTest() {
-    for (const int64_t size : kSizes) splits_.push_back(TokenFile::of_tokens(random_tokens(size), kVocab, "drawn"));
+    for (const int64_t size : kSizes) splits_.push_back(TokenFile::from_tokens(random_tokens(size), kVocab, "drawn"));
   }
 
   static TrainConfig make_job(const Plan& plan, int64_t batch) {

@@ -24,7 +24,7 @@ std::atomic<int64_t> in_use{0};  // bytes allocated by new
   in_use += static_cast<int64_t>(malloc_usable_size(made));
   return made;
 }
-[[maybe_unused]] void give_back(void* made) {
+[[maybe_unused]] void release(void* made) {
   in_use -= static_cast<int64_t>(malloc_usable_size(made));
   std::free(made);
 }
@@ -38,10 +38,10 @@ void* operator new(size_t size, std::align_val_t align) {
   const auto to = static_cast<size_t>(align);
   return synthetic(std::aligned_alloc(to, (size + to - 1) / to * to));
 }
-void operator delete(void* made) noexcept { give_back(made); }
-void operator delete(void* made, size_t) noexcept { give_back(made); }
-void operator delete(void* made, std::align_val_t) noexcept { give_back(made); }
-void operator delete(void* made, size_t, std::align_val_t) noexcept { give_back(made); }
+void operator delete(void* made) noexcept { release(made); }
+void operator delete(void* made, size_t) noexcept { release(made); }
+void operator delete(void* made, std::align_val_t) noexcept { release(made); }
+void operator delete(void* made, size_t, std::align_val_t) noexcept { release(made); }
 #endif
 
 namespace tessera {

@@ -379,7 +379,7 @@ std::vector<WrongCall> wrong_calls() {
     Trainer(job_of_two(), sequences(), w).dump(d.of({int64_t{0}, negative(d)}), "/tmp");
   });
   add("tokens: vocabulary", "", [](auto&, Sampler& d) {
-    TokenFile::of_tokens(std::vector<int32_t>{int32_t(d.of({int64_t{16}, negative(d)}))}, 16, "t");
+    TokenFile::from_tokens(std::vector<int32_t>{int32_t(d.of({int64_t{16}, negative(d)}))}, 16, "t");
   });
   for (WrongCall& call : wrong_step_calls()) all.push_back(std::move(call));
   return all;

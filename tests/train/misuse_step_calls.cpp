@@ -312,12 +312,12 @@ std::vector<WrongCall> wrong_step_calls() {
   });
   add("trainer: mean_loss of a short split", "tokens", [](Communicator& w, Sampler& d) {
     const std::vector<int32_t> tokens(static_cast<size_t>(d.between(0, 1)));
-    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::of_tokens(tokens, 16, "split"));
+    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::from_tokens(tokens, 16, "split"));
   });
   add("trainer: mean_loss of other rows", "context", [](Communicator& w, Sampler& d) {
     const std::vector<int32_t> tokens(40);
     Trainer(job_of_two(), sequences(), w)
-        .mean_loss(Windows(TokenFile::of_tokens(tokens, 16, "s"), d.between(5, 9)), {});
+        .mean_loss(Windows(TokenFile::from_tokens(tokens, 16, "s"), d.between(5, 9)), {});
   });
   add("trainer: set_done", "steps",
       [](Communicator& w, Sampler& d) { Trainer(job_of_two(), sequences(), w).set_done(negative(d), negative(d)); });
@@ -325,7 +325,7 @@ std::vector<WrongCall> wrong_step_calls() {
     synthetic_sequences(d.of({int64_t{0}, negative(d)}), 4, 4, 1);
   });
   add("tokens: range", "tokens", [](auto&, Sampler& d) {
-    const TokenFile file = TokenFile::of_tokens(std::vector<int32_t>(4), 16, "text");
+    const TokenFile file = TokenFile::from_tokens(std::vector<int32_t>(4), 16, "text");
     static_cast<void>(file[d.of({int64_t{4}, negative(d)})]);
   });
   return all;

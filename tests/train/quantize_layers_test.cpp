@@ -45,7 +45,7 @@ TokenFile tokens() {
   const Philox random = Philox::named(3, "tokens");
   while (out.size() < 86)
     out.push_back(static_cast<int32_t>((out.back() * 3 + out[out.size() - 2] + random.below(3, out.size())) % kVocab));
-  return TokenFile::of_tokens(out, kVocab, "drawn");
+  return TokenFile::from_tokens(out, kVocab, "drawn");
 }
 
 std::vector<Linear*> linear_layers(LanguageModel& model) {

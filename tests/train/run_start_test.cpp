@@ -294,7 +294,7 @@ Sequences make_rows(const std::string& kind) {
     std::vector<Dataset> parts(2);
     for (Dataset& part : parts) part.tokenizer = std::make_shared<ByteTokenizer>(), part.table = kVocab;
     parts[0].train.push_back(squares(90));
-    parts[1].train.push_back(TokenFile::of_tokens(std::vector<int32_t>(50, 21), kVocab, "one token"));
+    parts[1].train.push_back(TokenFile::from_tokens(std::vector<int32_t>(50, 21), kVocab, "one token"));
     Dataset out = mixed({{"a", 1}, {"b", 3}}, std::move(parts));
     out.table = kVocab;
     return out;

@@ -184,7 +184,7 @@ TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
     std::vector<int32_t> tokens(kTokens);
     std::iota(tokens.begin(), tokens.end(), begin);
     Dataset d;
-    d.train = {TokenFile::of_tokens(tokens, 3 * kTokens, "numbers")};
+    d.train = {TokenFile::from_tokens(tokens, 3 * kTokens, "numbers")};
     d.val = d.train[0], d.val_bytes = 1, d.tokenizer = std::make_shared<ByteTokenizer>();
     return d;
   };

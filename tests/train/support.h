@@ -31,7 +31,7 @@ inline void train(const TrainConfig& job, int64_t steps, const std::function<voi
 inline TokenFile squares(int32_t count) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < count; ++i) tokens.push_back(i * i % 37);
-  return TokenFile::of_tokens(tokens, 37, "squares");
+  return TokenFile::from_tokens(tokens, 37, "squares");
 }
 
 // Tensors by name, for a trainer to read.

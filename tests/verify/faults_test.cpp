@@ -135,7 +135,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
         return record_one("overflow", parameter.value(), {parameter}, [&](Grads& g) {
           Tensor gradient = g.output().clone();
           if (steps == 2) gradient.fill(std::numeric_limits<double>::infinity());
-          g.give(0, gradient);
+          g.set(0, gradient);
         });
       };
       if (trainer.world().rank() == guilty) trainer.model().all<Linear>().back()->transform(overflow);

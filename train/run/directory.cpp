@@ -45,7 +45,7 @@ namespace {
 
 // True for a new directory or a run that failed before its first complete file. Throws OutputError if the directory is
 // unreadable.
-bool holds_nothing(const fs::path& directory) {
+bool is_unused(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     if (const std::string name = it->path().filename().string();
@@ -106,7 +106,7 @@ RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) 
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
     if (r.resume && !is_run) bad_input("`resume`: {} is not a run directory: config.toml is missing", path_.string());
-    if (!r.resume && is_there(path_) && !holds_nothing(path_))
+    if (!r.resume && is_there(path_) && !is_unused(path_))
       bad_usage("`out`: {} {}", path_.string(),
                 is_run ? "already contains a run; resume it with train `resume` or choose a different directory"
                        : "exists and is not an empty directory; expected a new directory");

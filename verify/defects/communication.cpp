@@ -49,7 +49,7 @@ void scale(Transport& transport, const Call& call, double factor) {
   });
 }
 
-FaultyCall scaled_sums(const TrainConfig& job, bool up) {
+FaultyCall scaled_reductions(const TrainConfig& job, bool up) {
   return {compute_gradients(job), [up](Transport& transport, const Call& call) {
             const int64_t sent = transport.direct(call);
             scale(transport, call, up ? transport.size() : 1.0 / transport.size());
@@ -61,7 +61,7 @@ FaultyCall scaled_sums(const TrainConfig& job, bool up) {
 bool norm_over_tp(const TrainConfig& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
 // Groups of one rank reduce nothing.
-const std::vector<Requirement> kSumWants =
+const std::vector<Requirement> kReductionNeeds =
     wants(kDataRanks, kDirect, kCpu,
           Requirement{"dp_mode", "ddp", [](const TrainConfig& j) { return j.plan.dp_mode != DataMode::diloco; }},
           Requirement{"shard_ranks", "2", [](const TrainConfig& j) { return j.plan.shard_ranks != 1; }});
@@ -157,11 +157,11 @@ const Requirement kNoFloat64{"dtype", "fp32", [](const TrainConfig& j) { return 
 std::vector<InjectedFault> call_faults() {
   return {
       {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
-       "missing-gradient-sum", kEverywhere, kSumWants, injects([](const TrainConfig& j) {
+       "missing-gradient-sum", kEverywhere, kReductionNeeds, injects([](const TrainConfig& j) {
          return FaultyCall{compute_gradients(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
-       wants(kSumWants, kDdp, kNoShards), injects([](const TrainConfig& j) {
+       wants(kReductionNeeds, kDdp, kNoShards), injects([](const TrainConfig& j) {
          return FaultyCall{compute_gradients(j), [](Transport& transport, const Call& call) {
                              const int64_t sent = transport.direct(call);
                              return sent + transport.direct(call);
@@ -169,9 +169,10 @@ std::vector<InjectedFault> call_faults() {
        })},
       {"gradients-divided-twice",
        "reduced gradients are divided by the number of data ranks, although the loss is already a mean", "wrong-scale",
-       kEverywhere, kSumWants, injects([](const TrainConfig& j) { return scaled_sums(j, false); })},
+       kEverywhere, kReductionNeeds, injects([](const TrainConfig& j) { return scaled_reductions(j, false); })},
       {"local-mean-loss", "each data rank divides by its own number of tokens instead of the global batch's",
-       "wrong-scale", kEverywhere, kSumWants, injects([](const TrainConfig& j) { return scaled_sums(j, true); })},
+       "wrong-scale", kEverywhere, kReductionNeeds,
+       injects([](const TrainConfig& j) { return scaled_reductions(j, true); })},
       {"rounded-gradients", "gradients are reduced in bf16 although the plan specifies fp32", "narrow-sums",
        kEverywhere,
        wants(

@@ -125,7 +125,7 @@ void lose_a_token(Trainer& t) {
   router.wrap([](const Module::Inner& inner, const Var& x) {
     const Var logits = inner(x);
     return record_one("lose_a_token", with_a_lost_token(logits.value()), {logits.edge()},
-                      [](Grads& g) { g.give(0, g.take_output(0)); });
+                      [](Grads& g) { g.set(0, g.take_output(0)); });
   });
 }
 
