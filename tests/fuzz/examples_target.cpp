@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat_template.h"
 #include "data/json_rows.h"
 #include "data/jsonl.h"
 #include "data/text.h"

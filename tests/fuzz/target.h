@@ -2,6 +2,9 @@
 //
 // Targets are built twice: as fuzz_NAME with libFuzzer, and all together in the regular test suite, which replays
 // tests/fuzz/corpus/NAME. A new target therefore consists of one file and its corpus.
+//
+//   mkdir found
+//   build/asan/bin/fuzz_NAME -runs=10000000 -max_len=4096 -rss_limit_mb=2048 found tests/fuzz/corpus/NAME
 #pragma once
 #include <algorithm>
 #include <map>

@@ -294,9 +294,9 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
   for (auto [o, why] : cases) {
     SCOPED_TRACE(make_command(o));
     o["cuda_graph"] = "auto";
-    EXPECT_EQ(no_graph_because(resolve(o), o.trace), why);
+    EXPECT_EQ(no_graph_because(resolve(o), o.own.trace), why);
     o["cuda_graph"] = "on";
-    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.trace), ""); });
+    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.own.trace), ""); });
     EXPECT_TRUE(has(refused, why.empty() ? "nothing was thrown" : why));
   }
   EXPECT_THROW(checked(one_rank("device=cpu cuda_graph=on")), Error);
