@@ -19,9 +19,9 @@ inline std::vector<std::string> split(const std::string& line) {
 }
 
 inline Command parsed(const std::string& line) {
-  const std::vector<std::string> words = split("tessera " + line);
+  const std::vector<std::string> args = split("tessera " + line);
   std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
+  for (const std::string& word : args) argv.push_back(word.c_str());
   return parse_command_line(static_cast<int>(argv.size()), argv.data());
 }
 inline TrainCommand parsed_command(const std::string& line) { return std::get<TrainCommand>(parsed("train " + line)); }

@@ -89,7 +89,7 @@ void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
   const Bytes what(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Isend(copy.data(), what.count(), what.type(), to, kFirstTag + tag, group_.comm, &request), "MPI_Isend");
-  world_->keep(request, std::move(copy));
+  world_->retain(request, std::move(copy));
   world_->reap();
 }
 

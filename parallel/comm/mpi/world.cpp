@@ -435,7 +435,7 @@ MpiGroup& MpiWorld::add(MPI_Comm comm) {
   return *groups_.back();
 }
 
-void MpiWorld::keep(MPI_Request request, std::vector<std::byte> bytes) {
+void MpiWorld::retain(MPI_Request request, std::vector<std::byte> bytes) {
   const std::lock_guard lock(sending_);
   sent_.push_back({request, std::move(bytes)});
 }
