@@ -131,7 +131,7 @@ std::string page_style() {
 }
 
 // Contains only rules for classes in `body`, with literal colours, because most SVG viewers other than browsers lack
-// variables; repeated for dark screens.
+// variables. The rules are repeated for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());

@@ -90,7 +90,8 @@ struct MicroGradients {
   }
   Gradients of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
   Gradients of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
-  // Over the micro-batches of each rank, then ranks; or over the ranks of each micro-batch, then micro-batches.
+  // The sum over the micro-batches of each rank and then over ranks, or over the ranks of each micro-batch and then
+  // over micro-batches.
   Gradients summed() const {
     Gradients sum;
     if (of.zero >= 2)
