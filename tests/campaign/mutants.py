@@ -46,7 +46,7 @@ def output_of(command, **more):
 def used_by(root):
     """CPU seconds of a process and its children, and whether all of them are blocked.
 
-    Wall-clock time would report mutants on a busy machine."""
+    On a busy machine, a limit on wall-clock time would count as killed mutants that are only slow."""
     children, ticks, waits = {}, 0, True
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -120,7 +120,7 @@ class Campaign:
                 at += len(line) + 1
 
     def draw(self, n):
-        """Infinite candidates of the n-th mutant: (file, line, kind, begin, end, instead)."""
+        """An endless sequence of candidates for the n-th mutant: (file, line, kind, begin, end, instead)."""
         dice = random.Random(f"{self.seed}:{n}")
         while True:
             f, number, begin, end = dice.choice(self.lines)
@@ -186,7 +186,7 @@ class Campaign:
         kept.write_text(json.dumps([head, self.seconds, self.skipped]), "utf-8")
 
     def judge(self, file):
-        """The test that kills the current build, or "". A test that then passes separately is excluded."""
+        """The test that kills the current build, or "". A test that fails here but passes when it is rerun alone is excluded."""
         for name in SEEN_BY[file.split("/")[0]].split():
             while True:
                 limit = 30 + 4 * self.seconds[name]
