@@ -329,7 +329,7 @@ TEST_F(LoadedExamples, RejectOrSkipInvalidLines) {
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 training examples"));
 }
 
-// Like TRL, adds no end to a text that already ends with its name.
+// Like TRL, adds no end token to a text that already ends with the name of this token.
 TEST_F(LoadedExamples, AppendNoSecondEosToken) {
   emptied("ends");
   file("ends/tokenizer.json", chat_tokenizer().dump());
@@ -454,7 +454,7 @@ TEST(ExampleRows, TargetsExcludePromptsAndPadding) {
   EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // without a target
 }
 
-// Every target once, with the same preceding tokens as in isolation, and the beginning of its document.
+// Every target occurs once, with the same preceding tokens as in isolation and the beginning of its document.
 TEST(ExampleRows, PackingIsolatesEachExample) {
   std::vector<EncodedExample> examples;
   const Philox random = Philox::named(1, "packing");
