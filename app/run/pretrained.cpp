@@ -175,7 +175,7 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
   std::fputs(for_terminal(with_options(refusal->table)).c_str(), stderr);
-  throw Error(with_options(refusal->line));
+  throw Error(refusal->line);
 }
 
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
@@ -319,7 +319,7 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) say(with_options(note));
+  for (const std::string& note : notes) say(note);
 }
 
 ModelConfig first_config(const TrainConfig& o) {
