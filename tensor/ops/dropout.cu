@@ -31,17 +31,17 @@ __global__ void dropout_kernel(ColumnDropout<T> f) {
   const int64_t j = global_thread() % groups * kGroup<T>;
   const T* const from = f.x + i * f.at.length + j;
   T* const to = f.y + i * f.at.length + j;
-  Packed<T, kVecElems<T>> v[kPieces];
-  for (int p = 0; p < kPieces; ++p) v[p] = load<kVecElems<T>>(from + p * kVecElems<T>);
+  Packed<T, kVecElems<T>> v[kVecs];
+  for (int p = 0; p < kVecs; ++p) v[p] = load<kVecElems<T>>(from + p * kVecElems<T>);
   const uint64_t first = (f.first_index(i) + static_cast<uint64_t>(j)) / 4, step = f.now();
   for (int b = 0; b < kGroup<T> / 4; ++b) {
     const Philox::Block words = f.tile.random(first + static_cast<uint64_t>(b), step);
     for (int k = 0; k < 4; ++k) {
       T& e = v[(4 * b + k) / kVecElems<T>].v[(4 * b + k) % kVecElems<T>];
-      e = f.kept(e, words[static_cast<size_t>(k)]);
+      e = f.apply(e, words[static_cast<size_t>(k)]);
     }
   }
-  for (int p = 0; p < kPieces; ++p) store(to + p * kVecElems<T>, v[p]);
+  for (int p = 0; p < kVecs; ++p) store(to + p * kVecElems<T>, v[p]);
 }
 
 template <class T>

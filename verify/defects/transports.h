@@ -114,9 +114,9 @@ using Faults = std::map<int, std::vector<Fault>>;  // by world rank
 // For LaunchOptions::around.
 inline auto with_faults(Faults faults) {
   return [faults = std::move(faults)](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
-    const auto planted = faults.find(transport->world_rank(transport->rank()));
-    if (planted == faults.end()) return transport;
-    return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+    const auto injected = faults.find(transport->world_rank(transport->rank()));
+    if (injected == faults.end()) return transport;
+    return std::make_unique<FaultTransport>(std::move(transport), injected->second);
   };
 }
 

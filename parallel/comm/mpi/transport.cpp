@@ -89,7 +89,7 @@ void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
   const Bytes what(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Isend(copy.data(), what.count(), what.type(), to, kFirstTag + tag, group_.comm, &request), "MPI_Isend");
-  world_->keep(request, std::move(copy));
+  world_->retain(request, std::move(copy));
   world_->reap();
 }
 
@@ -372,8 +372,8 @@ void MpiWatch::check_processes() {
   }
 }
 
-// SIGTERM comes from the launcher after a rank has died, or from a user, so its previous action is delayed until a
-// death would have been detected.
+// SIGTERM comes from the launcher after a rank has died, or from a user, so the previous handler is called only after
+// the time in which a death would have been detected.
 void MpiWatch::check_signal() {
   if (!terminated || failure_state_.failed_rank() >= 0) return;
   const auto now = Clock::now();

@@ -94,7 +94,7 @@ std::unique_ptr<MessageDirectory> place_messages() {
   std::error_code error;
   fs::path where = "/dev/shm";
   for (const fs::path& directory : {where, fs::temp_directory_path(error)}) MessageDirectory::remove_stale(directory);
-  // The names before and since version 5.
+  // The variable's names before version 5 and since.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
     if (std::getenv(name) != nullptr) return nullptr;
@@ -435,7 +435,7 @@ MpiGroup& MpiWorld::add(MPI_Comm comm) {
   return *groups_.back();
 }
 
-void MpiWorld::keep(MPI_Request request, std::vector<std::byte> bytes) {
+void MpiWorld::retain(MPI_Request request, std::vector<std::byte> bytes) {
   const std::lock_guard lock(sending_);
   sent_.push_back({request, std::move(bytes)});
 }

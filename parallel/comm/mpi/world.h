@@ -159,7 +159,7 @@ class MpiWorld : NotCopied {
   MpiGroup& all() { return *groups_.front(); }
 
   // Keeps a message alive until MPI has sent it. Thread-safe.
-  void keep(MPI_Request request, std::vector<std::byte> bytes);
+  void retain(MPI_Request request, std::vector<std::byte> bytes);
   size_t reap();  // releases the sent messages and returns the number of pending ones
 
   // Call after all ranks have finished; frees everything in creation order, which is the same on all ranks.

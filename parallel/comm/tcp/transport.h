@@ -92,7 +92,7 @@ struct RendezvousResult {
 
 // Collective. Throws FieldError (`rendezvous`, `rank`) for an address that is invalid or cannot be listened on, and on
 // all ranks if two have the same rank or expect different world sizes; CommError if ranks do not connect in time.
-RendezvousResult meet(const RendezvousOptions& options);
+RendezvousResult join_rendezvous(const RendezvousOptions& options);
 
 // In native byte order.
 struct Hello {
