@@ -42,7 +42,7 @@ class TileMemory {
   int64_t bytes_ = 0;
 };
 
-inline int64_t count_blocks(int64_t n, int64_t block = kBlock) { return (n + block - 1) / block; }
+inline int64_t blocks_in(int64_t n, int64_t block = kBlock) { return (n + block - 1) / block; }
 
 template <class Tiles>
 class AttentionForward {
@@ -56,8 +56,8 @@ class AttentionForward {
         result_(result),
         width_(Tiles::width(p)),
         ld_(Tiles::padded(p.d)),
-        keys_(memory.take<E>((Tiles::kPacksAllKeys ? count_blocks(p.tk) : 1) * kBlock * ld_)),
-        values_(memory.take<E>((Tiles::kPacksAllKeys ? count_blocks(p.tk) : 1) * kBlock * ld_)),
+        keys_(memory.take<E>((Tiles::kPacksAllKeys ? blocks_in(p.tk) : 1) * kBlock * ld_)),
+        values_(memory.take<E>((Tiles::kPacksAllKeys ? blocks_in(p.tk) : 1) * kBlock * ld_)),
         query_(memory.take<E>(width_ * ld_)),
         rounded_(memory.take<E>(Tiles::kRounds ? kBlock * width_ : 0)),
         out_(memory.take<A>(width_ * ld_)),
@@ -69,7 +69,7 @@ class AttentionForward {
         shrink_(memory.take<A>(width_)) {}
 
   static int64_t tasks(const AttentionProblem& p) {
-    return p.batch * (Tiles::kPacksAllKeys ? p.key_heads : p.heads * count_blocks(p.tq, Tiles::width(p)));
+    return p.batch * (Tiles::kPacksAllKeys ? p.key_heads : p.heads * blocks_in(p.tq, Tiles::width(p)));
   }
 
   void run(int64_t task) {
@@ -79,7 +79,7 @@ class AttentionForward {
       for (int64_t h = key_head * p_.group(); h < (key_head + 1) * p_.group(); ++h)
         for (int64_t query0 = 0; query0 < p_.tq; query0 += width_) queries(b, h, query0);
     } else {
-      const int64_t blocks = count_blocks(p_.tq, width_), head = task / blocks;
+      const int64_t blocks = blocks_in(p_.tq, width_), head = task / blocks;
       queries(head / p_.heads, head % p_.heads, task % blocks * width_);
     }
   }
@@ -148,8 +148,8 @@ class AttentionBackward {
         forward_(forward),
         grads_(grads),
         ld_(Tiles::padded(p.d)),
-        padded_(count_blocks(p.tq) * kBlock),
-        keys_(count_blocks(p.tk) * kBlock * ld_),
+        padded_(blocks_in(p.tq) * kBlock),
+        keys_(blocks_in(p.tk) * kBlock * ld_),
         query_t_(memory.take<E>(padded_ * ld_)),
         dout_t_(memory.take<E>(padded_ * ld_)),
         query_rows_(memory.take<E>(padded_ * ld_)),
