@@ -15,6 +15,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
+#include "parallel/data_strategy.h"
 #include "parallel/mesh.h"
 #include "tensor/kernels.h"
 #include "tests/parallel/cut_gpt.h"
