@@ -126,8 +126,8 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
         before.dp, after.dp);
 }
 
-// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout, or full tensors without layout
-// options. One tensor is in memory at a time.
+// Writes the newest checkpoint of FROM as a new run: a file per rank of the layout or, without layout options, full
+// tensors. One tensor is in memory at a time.
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
   const Checkpoint from = find_checkpoint(o.from, passed_over);
@@ -191,7 +191,7 @@ void check_sizes(const ModelConfig& config) {
                   kMultiple);
 }
 
-void say(const QuantizedWeight& weight, bool is_measured) {
+void report_layer(const QuantizedWeight& weight, bool is_measured) {
   std::string line = fmt::format("{} ({}, {})", weight.name, weight.matrix.rows, weight.matrix.columns);
   if (is_measured) line += fmt::format(": {:.3g}% relative squared error of its output", 100 * weight.error);
   say_above_progress(line);
@@ -217,7 +217,7 @@ void quantize(const CheckpointOptions& o) {
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run.config));
-  for (const std::string& note : text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  for (const std::string& note : text.notes) say(with_options(note));
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,
@@ -226,8 +226,9 @@ void quantize(const CheckpointOptions& o) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(launch_options("checkpoint", model.run, model.run.config.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
-      for (QuantizedWeight& w : quantize_layers(shard->model(), text.rows.get(), options,
-                                                [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
+      for (QuantizedWeight& w :
+           quantize_layers(shard->model(), text.rows.get(), options,
+                           [&](const QuantizedWeight& one) { report_layer(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
     });
     write_hub_folder(made, from.config, weights);

@@ -48,7 +48,7 @@ const Names kExcludedFromVerify = split(
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
 
 bool is_plan_property(const Setting& s) {
-  const std::string_view name = s.field.name;
+  const std::string_view name = s.name;
   if (name == "record" || name == "replay" || name == "staleness") return false;
   return s.field.group == "Model" || s.field.group == "Plan" || name == "batch" || name == "microbatches" ||
          name == "recompute" || name == "optimizer";
@@ -56,7 +56,7 @@ bool is_plan_property(const Setting& s) {
 
 // Reads app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
-  const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
+  const auto found = std::ranges::find(help::help_files(), command, &EmbeddedFile::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 
@@ -125,11 +125,11 @@ CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const s
 
 void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has_default) {
   const std::string shown = "--" + s.word();
-  std::string help = with_options(std::string(s.field.help));
+  std::string help = with_options(std::string(s.help));
   registered_.back().second.emplace_back(s, has_default);
   CLI::Option* made = nullptr;
   if (auto* const* many = std::get_if<std::vector<std::string>*>(&s.at); s.field.place || s.field.repeated) {
-    const std::string name = s.field.place ? std::string(s.field.name) : shown;
+    const std::string name = s.field.place ? std::string(s.name) : shown;
     made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
     if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (s.field.repeated) made->expected(1);
@@ -236,9 +236,7 @@ CommandLine::CommandLine() {
   lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Action::answer);
   owner->require_subcommand(0, 1);
   c = command(app_, "describe", "Print every option of every command, for programs that build command lines");
-  Settings s;
-  s.add(describe_format_, {"format", "output format"}).of("json");
-  add(c, s);
+  add(c, {{"format", &describe_format_, "output format", Field{.choices = "json"}}});
 }
 
 // {"version": .., "commands": [{"command": "train", "help": .., "options": [..]}, ..]}
@@ -383,7 +381,7 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
     if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.max = kMaxRanks;
     if (name == "batch") s.field.range.max = kMaxBatch;
     s.read("--" + name, text);
-    o.run.set.emplace(s.field.name);
+    o.run.set.emplace(s.name);
     if (name == "model") o.model_file.reset();
   }
   std::erase_if(o.args, [&](const auto& w) { return w.first == name; });

@@ -1,11 +1,11 @@
 // The command line as a value: the command and its options.
 #pragma once
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "app/options.h"
+#include "base/embedded_file.h"
 
 namespace tessera {
 
@@ -23,10 +23,7 @@ Command parse_command_line(int argc, const char* const* argv);
 
 // Footers embedded from app/help/.
 namespace help {
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& help_files();
+const std::vector<EmbeddedFile>& help_files();
 }  // namespace help
 
 }  // namespace tessera

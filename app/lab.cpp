@@ -19,11 +19,12 @@ namespace {
 
 std::string list() {
   std::string out = "Puzzles: write a file, no C++ needed\n";
-  for (const lab::Puzzle& p : lab::puzzles())
-    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", fmt::format("p{}", p.number), p.name, p.title(), p.file);
+  const auto add = [&](const lab::Assignment& a) {
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", a.label(), a.name, a.title(), a.file);
+  };
+  std::ranges::for_each(lab::puzzles(), add);
   out += "\nExercises: write a C++ function\n";
-  for (const lab::Exercise& e : lab::exercises())
-    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title(), e.file);
+  std::ranges::for_each(lab::exercises(), add);
   return out + "\ntessera lab start N DIR creates its directory; tessera lab check N DIR grades it.\n";
 }
 
@@ -40,10 +41,10 @@ int check_class(const LabOptions& o) {
   std::vector<std::string> names;
   size_t width = 7;
   int of = 0;
-  for (const lab::Puzzle& p : lab::puzzles())
-    names.push_back(fmt::format("p{}", p.number)), of += lab::points(p.bounds, p.bounds.size());
-  for (const lab::Exercise& e : lab::exercises())
-    names.push_back(std::to_string(e.number)), of += lab::points(e.bounds, e.bounds.size());
+  const auto add = [&](const lab::Assignment& a) {
+    names.push_back(a.label()), of += lab::points(a.bounds, a.bounds.size());
+  };
+  std::ranges::for_each(lab::puzzles(), add), std::ranges::for_each(lab::exercises(), add);
   for (const auto& [learner, handed_in] : all) width = std::max(width, learner.size());
   std::string line = fmt::format("{:<{}}", "learner", width), notes;
   for (const std::string& name : names) line += fmt::format(" {:>3}", name);
@@ -54,7 +55,8 @@ int check_class(const LabOptions& o) {
     int solved = 0;
     Progress progress(Progress::for_stderr(0, false));
     for (const auto& [e, p, directory] : handed_in) {
-      progress.work(fmt::format("grading {} of {}", p ? p->name : e->name, learner));
+      const lab::Assignment& a = p ? static_cast<const lab::Assignment&>(*p) : *e;
+      progress.work(fmt::format("grading {} of {}", a.name, learner));
       lab::Verdict verdict;
       try {
         verdict = p ? lab::grade(*p, directory) : lab::check(*e, directory);
@@ -65,11 +67,11 @@ int check_class(const LabOptions& o) {
         if (const auto& [first, is_new] = seeds.try_emplace({p->number, *verdict.seed}, learner);
             !is_new && first->second != learner)
           verdict.notes.push_back("has the same seed as " + first->second + ": the same task was submitted twice");
-      const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
-      points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.passed));
+      const std::string name = a.label();
+      points[name] = std::max(points[name], lab::points(a.bounds, verdict.passed));
       solved += verdict.solved;
       for (const std::string& note : verdict.notes) notes += fmt::format("note: {}, {}: {}\n", learner, name, note);
-      if (!as_text) print(p ? lab::json(*p, verdict, learner) : lab::json(*e, verdict, learner));
+      if (!as_text) print(lab::json(a, verdict, learner));
     }
     int sum = 0;
     line = fmt::format("{:<{}}", learner, width);

@@ -126,6 +126,8 @@ std::string Progress::terminal_line(const StepReport& r) const {
   return (o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ") + text;
 }
 
+void say(const std::string& line) { std::fputs((one_line(line) + "\n").c_str(), stderr); }
+
 void say_above_progress(const std::string& line) {
   const std::string text =
       fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", one_line(line));

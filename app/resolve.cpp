@@ -36,7 +36,7 @@ ModelConfig model_config(const TypedOptions& o) {
   ModelConfig c = preset(o.preset).value(), given = o.model;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
-    if (!s.field.open || o.is_set(s.field.name)) to.at(s.field.name).assign(s);
+    if (!s.field.open || o.is_set(s.name)) to.at(s.name).assign(s);
   if (o.is_set("heads") && !o.is_set("kv_heads"))
     c.kv_heads = 0;  // the preset's value fits only its own number of heads
   if (o.is_set("channels") && !o.is_set("ffn")) c.ffn = 0;
@@ -105,14 +105,18 @@ void set_axes(const TypedOptions& o, Plan& p) {
   if (open.size() == 1 && ranks % p.ranks() == 0) *open[0] = ranks / p.ranks();
 }
 
-Plan make_plan(const TypedOptions& o) {
-  Plan p = with_backend(o);
+void check_schedule(const Plan& p) {
   try {
     if (!p.schedule_file.empty()) schedule_named(p.schedule_file);
   } catch (const Error& e) {
     const std::string text = e.what();
     throw Error("--schedule: " + text.substr(text.find(']') + 2));
   }
+}
+
+Plan make_plan(const TypedOptions& o) {
+  check_schedule(o.plan);
+  Plan p = with_backend(o);
   set_axes(o, p);
   return p;
 }
@@ -261,7 +265,7 @@ void check_plan(const TypedOptions& o, const TrainConfig& config) {
   for_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
 }
 
-static void check(const TypedOptions& o, const TrainConfig& config, ErrorList& found) {
+void check(const TypedOptions& o, const TrainConfig& config, ErrorList found) {
   bool has_sizes = true;
   try {
     check_sizes(config);
@@ -275,22 +279,12 @@ static void check(const TypedOptions& o, const TrainConfig& config, ErrorList& f
   found.raise();
 }
 
-void check(const TypedOptions& typed, const TrainConfig& config) {
+TrainConfig checked(TypedOptions o) {
   ErrorList found;
-  check(typed, config, found);
-}
-
-TrainConfig checked(const TypedOptions& typed) {
-  ErrorList found;
-  TrainConfig config;
-  found.check([&] { config = resolve(typed); });
-  if (found.none()) {
-    check(typed, config);
-    return config;
-  }
-  TypedOptions o = typed;
-  o.plan.schedule_file.clear();  // no other option makes resolve() throw
-  check(o, resolve(o), found);
+  found.check([&] { check_schedule(o.plan); });
+  if (!found.none()) o.plan.schedule_file.clear();
+  TrainConfig config = resolve(o);
+  check(o, config, std::move(found));
   return config;
 }
 

@@ -230,9 +230,8 @@ std::string bytes_text(const VerifyResult& r) {
   std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
                                 "calls", "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
-    SentBytes expected;
-    for (const SentBytes& e : r.expected_sent)
-      if (e.axis == s.axis && e.operation == s.operation) expected = e;
+    const SentBytes* const found = find_sent(r.expected_sent, s);
+    const SentBytes expected = found ? *found : SentBytes();
     out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation,
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
                        expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.busiest);
@@ -349,8 +348,7 @@ int run(const VerifyOptions& options) {
   });
   progress.reset();  // clears the progress line
   if (!r.known) return 0;
-  if (const std::string useless = useless_options(job); !useless.empty())
-    std::fputs((one_line(useless) + "\n").c_str(), stderr);
+  if (const std::string useless = useless_options(job); !useless.empty()) say(useless);
   if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", job.optim.seed));
   print(json ? verify_json(r, job, injected) : to_text(r, job));
   if (!json && injected && !options.hide) print(fault_text(*injected, job) + "\n");

@@ -33,7 +33,8 @@ struct Addends {
 Addends take_addends(const Var& v);
 void set_sum(const Var& v, Tensor sum);
 
-// Row sums of the gradient of a value (..., C), for a bias (C) added to the value.
+// Row sums: the sum over rows (C) of the gradient of a value (..., C), which is the gradient of a bias added to the
+// value.
 
 // Writes the sums into `out`, as sum_rows() does.
 using RowSums = std::function<void(Tensor& out)>;
@@ -70,8 +71,8 @@ struct GradTarget {
 };
 // Whether write_grads() writes these inputs' gradients immediately, in one call.
 bool writes_at_once(const Grads& g, int first, int count);
-// For `count` inputs from `first` on, distinct Vars whose gradients are written immediately: `write` accumulates if
-// GradTarget::adds, in any floating dtype.
+// Calls `write` for the gradients of `count` inputs from `first` on (distinct Vars): immediately for activations,
+// possibly deferred for parameters. It writes any floating dtype, and accumulates if GradTarget::adds.
 void write_grads(Grads& g, int first, int count, std::function<void(std::span<const GradTarget>)> write);
 
 // A parameter's gradient that an op computes in its forward pass. It uses the parameter's gradient buffer if that is

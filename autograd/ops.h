@@ -72,7 +72,7 @@ struct LinearWeights {
 struct ActivationOptions {
   Activation kind = Activation::gelu;
   bool gated = false;      // f(gate) * up of x = [gate | up] (..., 2 F) -> (..., F), instead of f(x)
-  bool recompute = false;  // ops that would save the result recompute it from its input
+  bool recompute = false;  // ops that would save the result recompute it from x
 };
 inline constexpr ActivationOptions kSwiglu{.kind = Activation::silu, .gated = true};
 // `bias` (C), if defined, is added to an ungated x, which may be overwritten.
@@ -118,8 +118,8 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
 // Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"): f(inputs), saving only
 // the inputs; the backward pass reruns f. At least one input must require a gradient if gradients are enabled. Cost:
 // one additional forward pass of f. Dropout uses the counter-based RNG and ops are deterministic, so gradients are
-// bitwise identical to those of plain f. With `drop_result`, an op that saves the result for its backward pass uses the
-// recomputed result, which is then computed earlier.
+// bitwise identical to those of plain f. With `drop_result`, an op that would save the result for its backward pass
+// triggers the rerun of f instead, and uses the recomputed result.
 Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
                bool drop_result = false);
 

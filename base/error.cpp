@@ -65,7 +65,7 @@ std::string for_terminal(std::string_view text) { return escape_controls(text, "
 
 namespace {
 
-// Other programs' terms whose spelling is not similar.
+// Terms of other programs whose spelling is too different for the edit distance.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "gpu"},
     {"native", "nccl"},
@@ -132,6 +132,13 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
 
 std::string did_you_mean(std::string_view typed, std::span<const std::string_view> known) {
   return did_you_mean(typed, std::vector<std::string>(known.begin(), known.end()));
+}
+
+std::string alternatives(std::span<const std::string_view> names) {
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i)
+    out.append(i == 0 ? "" : i + 1 < names.size() ? ", " : " or ").append(names[i]);
+  return out;
 }
 
 }  // namespace tessera

@@ -59,7 +59,8 @@ class ErrorList {
         messages_.push_back(message);
   }
   bool none() const { return messages_.empty(); }
-  // Throws a single error unchanged, several as FieldErrors or Errors with the first one's status.
+  // Throws a single error unchanged. Throws several as FieldErrors if the first is a FieldError, otherwise as Errors
+  // with the status of the first.
   void raise() const {
     if (none()) return;
     try {
@@ -74,7 +75,8 @@ class ErrorList {
   }
 
  private:
-  // The option, field or file at the start of a message; only its first error is reported.
+  // The option, field or file at the start of a message; of several errors with the same subject, only the first is
+  // reported.
   static std::string_view subject(std::string_view message) { return message.substr(0, message.find(": ")); }
 
   std::vector<std::string> messages_;

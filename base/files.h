@@ -18,7 +18,7 @@ namespace tessera {
 std::string read_file(const std::filesystem::path& file);
 
 // Recognizes a file of the wrong kind by its first bytes: "a Git LFS pointer: ...", "a web page". Empty if unknown, or
-// if `as_text` and text could also begin with these bytes.
+// if `as_text` is set and text could also begin with these bytes.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
 // Whether the file is metadata of Windows, macOS or an archive program: desktop.ini, ._NAME.
@@ -28,7 +28,7 @@ bool is_system_file(const std::filesystem::path& file);
 bool is_there(const std::filesystem::path& name);
 bool names_directory(const std::filesystem::path& name);
 bool is_plain_file(const std::filesystem::path& name);
-// The first four bytes; 0 if the file cannot be read.
+// The first four bytes as an integer; 0 if the file cannot be read.
 int32_t first_number(const std::filesystem::path& file);
 
 // Calls f for successive chunks, using 1 MiB of memory (a mapped file would count as resident memory). Throws like

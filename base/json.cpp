@@ -157,7 +157,8 @@ class Events final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-// Sums the C library's allocations for the nodes of both trees, sorted and insertion-ordered, and for growing arrays.
+// Estimates the memory that the C library allocates for the nodes of both kinds of tree (sorted and insertion-ordered)
+// and for growing arrays.
 void require_memory_for_json(std::string_view text, const std::string& what) {
   constexpr size_t kSmall = size_t{1} << 14;
   constexpr int64_t kGrowth = 4;  // values built from the tree coexist with it

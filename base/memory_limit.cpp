@@ -28,14 +28,15 @@ std::optional<int64_t> number_after(const std::string& name, const fs::path& fil
   return {};
 }
 
-// The page cache's inactive files are reclaimed first, so they count as available.
+// The kernel first reclaims the inactive file pages of the page cache, so they count as available.
 struct Names {
   const char *limit, *used, *reclaimable;
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-// Applies the limits of a cgroup and its ancestors. A container may see the host's path; then `top` is the cgroup.
+// Applies the limits of a cgroup and its ancestors. In a container, `path` may be the host's path; the cgroup is then
+// `top`.
 void apply_cgroup(MemoryLimit& result, const fs::path& top, const std::string& path, const Names& names) {
   for (fs::path group = fs::path(path).relative_path().lexically_normal();; group = group.parent_path()) {
     const fs::path at = group.empty() || group == "." ? top : top / group;

@@ -22,7 +22,7 @@ struct MemorySources {
   // RLIMIT_AS; INT64_MAX if unlimited.
   static int64_t limit_of_address_space();
 };
-// `threads`: number of threads yet to be started, each of which reserves addresses for its stack.
+// `threads`: number of threads yet to be started, each of which reserves address space for its stack.
 MemoryLimit memory_limit(int64_t threads = 0, const MemorySources& sources = {});
 
 // Throws InputError, naming `what` and the bound, if parsing `bytes` of text, which needs up to `growth` times its

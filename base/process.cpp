@@ -77,7 +77,7 @@ int start(const std::vector<std::string>& command, const char* directory, int ou
   return error;
 }
 
-// Returns false at the deadline. Only the last 64 KiB are retained.
+// Returns false at the deadline. Retains at least the last 64 KiB of output.
 bool drain(int pipe, Clock::time_point deadline, std::string& output) {
   std::array<char, 4096> block;
   while (true) {

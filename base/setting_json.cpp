@@ -96,7 +96,7 @@ Ordered to_json(const Settings& all) {
   Ordered out = Ordered::object();
   for (const Setting& s : all)
     // empty() is false for "". NOLINTNEXTLINE(readability-container-size-empty)
-    if (Ordered value = to_json(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
+    if (Ordered value = to_json(s); !value.is_null() && value != "") out[std::string(s.name)] = std::move(value);
   return out;
 }
 
@@ -116,10 +116,10 @@ void take_object(const Settings& all, const Json& object, const std::string& pat
   if (!object.is_object()) throw FieldError(path, "expected an object, got " + object.dump());
   for (const Setting& s : all) {
     const auto* number = std::get_if<int64_t*>(&s.at);
-    if (const auto found = object.find(s.field.name); found != object.end())
-      take_value(s, *found, below(path, s.field.name));
+    if (const auto found = object.find(s.name); found != object.end())
+      take_value(s, *found, below(path, s.name));
     else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.min)
-      throw FieldError(below(path, s.field.name), "required, but missing");
+      throw FieldError(below(path, s.name), "required, but missing");
   }
   check_keys(object, path, all.names(), why);
 }
@@ -134,18 +134,18 @@ Json identity_fields(const Settings& all, const Settings& defaults, IdentityRole
   Json out = Json::object();
   for (const Setting& s : all) {
     const IdentityRole when = s.field.*role;
-    const bool differs = s.text() != defaults.at(s.field.name).text();
+    const bool differs = s.text() != defaults.at(s.name).text();
     if (when != IdentityRole::no && (when == IdentityRole::yes || differs) && applies(s, all))
-      out[std::string(s.field.name)] = to_json(s);
+      out[std::string(s.name)] = to_json(s);
   }
   return out;
 }
 
 Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& help)) {
   const Field& f = s.field;
-  Ordered out = {{"name", f.place ? std::string(f.name) : s.word()}};
+  Ordered out = {{"name", f.place ? std::string(s.name) : s.word()}};
   if (f.place) out["place"] = true;
-  if (!f.place && !s.field.denied.empty()) out["denies"] = f.name;
+  if (!f.place && !s.field.denied.empty()) out["denies"] = s.name;
   if (!f.group.empty()) out["group"] = f.group;
   out["kind"] = s.kind();
   // empty() is false for "". NOLINTNEXTLINE(readability-container-size-empty)
@@ -157,7 +157,7 @@ Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& hel
   if (f.fraction) out["share"] = std::string(1, f.unit_suffix);
   if (f.repeated) out["repeated"] = true;
   if (!f.in_file) out["in_file"] = false;
-  out["help"] = shown(std::string(f.help));
+  out["help"] = shown(std::string(s.help));
   return out;
 }
 

@@ -20,7 +20,7 @@ void append_utf8(std::string& out, char32_t code_point);
 // npos if all bytes are valid. Cost: one pass.
 size_t find_invalid_utf8(std::string_view bytes);
 
-// The number of bytes from `position` that begin an incomplete character, or 0.
+// Number of bytes at `position` that begin but do not complete a character, or 0.
 size_t begun_character(std::string_view bytes, size_t position);
 
 // Unicode White_Space.

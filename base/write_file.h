@@ -48,8 +48,8 @@ class OpenFile {
   int64_t size_;
 };
 
-// Throws InputError like OpenFile, and if the file exceeds `limit` bytes, or if `growth` times its size, the memory for
-// parsing it, is not available.
+// Throws InputError like OpenFile, if the file exceeds `limit` bytes, and if the memory for parsing it, `growth` times
+// its size, is not available.
 std::string read_full(const std::filesystem::path& file, int64_t limit = int64_t{1} << 30,
                       int64_t growth = kParsedGrowth);
 
@@ -71,16 +71,17 @@ inline bool write_file(const std::filesystem::path& file, std::string_view first
 // (docs/cluster.md).
 bool is_unknown_operation(int cause);
 
-// Reserves disk space for the bytes [from, to) of a file, not yet written, by writing zeros if necessary. Returns 0 or
-// an errno.
+// Reserves disk space for bytes [from, to) of a file before they are written, with zeros if necessary. Returns 0 or an
+// errno.
 int reserve_space(int descriptor, int64_t from, int64_t to);
 
-// Files and directories are written under a temporary name, NAME.tmp-PID-HOST-RANDOM. It is removed at the end of its
-// scope, by remove_temporaries() after a signal, or, if the process was killed, by another process's remove_stale().
+// A file or directory is written under a temporary name, NAME.tmp-PID-HOST-RANDOM. The temporary is removed at the end
+// of its scope, by remove_temporaries() after a signal, or, if the process was killed, by another process's
+// remove_stale().
 
 class TemporaryName : NotCopied {
  public:
-  // Unpredictable; the caller creates the file with O_EXCL or mkdir().
+  // The name is unpredictable; the caller creates the file with O_EXCL or mkdir().
   explicit TemporaryName(const std::filesystem::path& stem);
   ~TemporaryName();
   const std::filesystem::path& path() const { return path_; }

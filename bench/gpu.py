@@ -53,7 +53,7 @@ OPTIONS = {  # defaults; overridden by the steps of the table below, and by the 
     "rounds": (5, "alternating rounds"),
     "steps": (30, "timed steps after five warm-up steps"),
     "ranks": (2, "ranks of strategies"),
-    "only": ("", "strategies to run, separated by ;, in this order"),
+    "only": ("", "semicolon-separated list of strategies to run, in this order"),
     "settings": ("bf16/default,autocast/default", "PyTorch settings: bf16 or autocast, and a torch.compile mode"),
     "limit": (120, "time limit of a run, seconds"),
     "cpu_limit": (900, "time limit of the CPU run of curve, seconds"),
@@ -347,7 +347,7 @@ def options_given():
     parser.add_argument("out", nargs="?", default="first_contact", type=os.path.abspath)
     parser.add_argument("files", nargs="*")
     for name, (value, text) in OPTIONS.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=type(value), help=f"{text} (default {value}, or the part's own)")
+        parser.add_argument("--" + name.replace("_", "-"), type=type(value), help=f"{text} (default {value}, or the default of the part)")
     parser.add_argument("--seconds", type=float, help="time limit of each step, in place of its own limit")
     given = parser.parse_args()
     parts = SELECTIONS.get(given.what, (480, given.what.split(",")))[1]

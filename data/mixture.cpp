@@ -148,7 +148,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 }
 
 std::vector<int64_t> integer_ratios(std::span<const double> weights) {
-  constexpr double kLargest = 3e16;  // 256 of them fit in 64 bits
+  constexpr double kLargest = 3e16;  // the sum of 256 such values fits in int64
   std::vector<int64_t> ratios;
   for (const double scale : {1.0, 1.0 * kMillion}) {
     ratios.clear();

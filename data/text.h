@@ -21,10 +21,11 @@ struct Span {
 
 // Reread for every pass, so the text need not fit in memory.
 struct Text {
-  std::string name;                                 // for messages and dataset.json
-  std::function<void(const TextChunk&)> read = {};  // calls f with the bytes: UTF-8, or any (byte tokenizer)
-  std::vector<Span> documents = {};                 // contiguous, covering all bytes
-  std::string content = {};                         // hexadecimal hash
+  std::string name;  // for messages and dataset.json
+  // Calls its argument with each chunk: UTF-8, or arbitrary bytes for the byte tokenizer.
+  std::function<void(const TextChunk&)> read = {};
+  std::vector<Span> documents = {};  // contiguous, covering all bytes
+  std::string content = {};          // hexadecimal hash
 
   int64_t size() const { return documents.back().end; }
   std::string bytes() const;

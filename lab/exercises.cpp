@@ -16,81 +16,60 @@
 namespace tessera::lab {
 
 namespace {
-std::vector<Exercise> numbered(std::vector<Exercise> all) {
-  for (size_t i = 0; i < all.size(); ++i) {
-    all[i].number = static_cast<int>(i) + 1;
-    all[i].page = std::ranges::find(pages_files(), all[i].name, &File::name)->text;
-  }
-  return all;
-}
-
 // Forbidden calls: one schedule can be derived from another.
 const std::vector<std::string_view> kSchedules{
     "naive",  "gpipe", "one_f_one_b",   "interleaved",       "zb_h1", "zb_h2", "zb_v",
     "v_half", "v_min", "make_schedule", "schedule_from_file"};
 }  // namespace
 
-std::string_view page_title(std::string_view page) {
+std::string_view Assignment::title() const {
   const size_t begin = page.find(". ") + 2;
   return page.substr(begin, page.find('\n') - begin);
 }
 
 const std::vector<Exercise>& exercises() {
-  static const std::vector<Exercise> all = numbered({
-      {"messages",
-       "parallel/comm/algorithms.cpp",
-       {{"void send_chunks("}, {"void sum_received("}, {"void share_chunk("}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_messages},
-      {"ring",
-       "parallel/comm/ring.cpp",
-       {{"void reduce_scatter("}, {"void all_gather("}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_ring},
-      {"ddp",
-       "parallel/ddp.cpp",
-       {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::reduce_gradients("}},
-       {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}},
-       grade_ddp},
-      {"zero",
-       "parallel/zero.cpp",
-       {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::gather_parameters("}},
-       {{"values", 3}, {"bytes", 2}, {"memory", 1}},
-       grade_zero},
-      {"f-and-g", "parallel/placement.cpp", {{"Var redistribute(Var"}}, {{"values", 4}, {"bytes", 2}}, grade_f_and_g},
-      {"vocabulary",
-       "parallel/vocab_parallel.cpp",
-       {{"Loss vocab_parallel_cross_entropy(", "const VocabShard"}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_vocabulary},
-      {"1f1b",
-       "parallel/pipeline/one_f_one_b.cpp",
-       {{"Schedule one_f_one_b(", "for (int r"}},
-       {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
-       grade_1f1b,
-       kSchedules},
-      {"zb-h1",
-       "parallel/pipeline/zero_bubble.cpp",
-       {{"void add_rank(", "ahead = "}},
-       {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
-       grade_zb_h1,
-       kSchedules},
-      {"ring-attention",
-       "parallel/ring_attention.cpp",
-       {{"AttentionResult forward(", "for (int hop"}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_ring_attention},
-      {"clipping",
-       "parallel/gradient_norm.cpp",
-       {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
-       {{"values", 6}},
-       grade_clipping},
-      {"experts",
-       "parallel/experts/expert_parallel.cpp",
-       {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_experts},
-  });
+  static const std::vector<Exercise> all = numbered<Exercise>(
+      {
+          {{"messages", "parallel/comm/algorithms.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"void send_chunks("}, {"void sum_received("}, {"void share_chunk("}},
+           grade_messages},
+          {{"ring", "parallel/comm/ring.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"void reduce_scatter("}, {"void all_gather("}},
+           grade_ring},
+          {{"ddp", "parallel/ddp.cpp", {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}}},
+           {{"void Ddp::cut_buckets("},
+            {"void Ddp::arrived("},
+            {"void Ddp::send_ready("},
+            {"void Ddp::reduce_gradients("}},
+           grade_ddp},
+          {{"zero", "parallel/zero.cpp", {{"values", 3}, {"bytes", 2}, {"memory", 1}}},
+           {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::gather_parameters("}},
+           grade_zero},
+          {{"f-and-g", "parallel/placement.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"Var redistribute(Var"}},
+           grade_f_and_g},
+          {{"vocabulary", "parallel/vocab_parallel.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"Loss vocab_parallel_cross_entropy(", "const VocabShard"}},
+           grade_vocabulary},
+          {{"1f1b", "parallel/pipeline/one_f_one_b.cpp", {{"schedule", 2}, {"memory", 2}, {"bubble", 2}}},
+           {{"Schedule one_f_one_b(", "for (int r"}},
+           grade_1f1b,
+           kSchedules},
+          {{"zb-h1", "parallel/pipeline/zero_bubble.cpp", {{"schedule", 2}, {"memory", 2}, {"bubble", 2}}},
+           {{"void add_rank(", "ahead = "}},
+           grade_zb_h1,
+           kSchedules},
+          {{"ring-attention", "parallel/ring_attention.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"AttentionResult forward(", "for (int hop"}},
+           grade_ring_attention},
+          {{"clipping", "parallel/gradient_norm.cpp", {{"values", 6}}},
+           {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
+           grade_clipping},
+          {{"experts", "parallel/experts/expert_parallel.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
+           grade_experts},
+      },
+      pages_files());
   return all;
 }
 
@@ -180,9 +159,9 @@ int points(const std::vector<Bound>& bounds, size_t passed) {
   return all;
 }
 
-std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& all, const Verdict& v,
-                 const std::string& learner) {
+std::string json(const Assignment& a, const Verdict& v, const std::string& learner) {
   using Json = nlohmann::ordered_json;
+  const std::vector<Bound>& all = a.bounds;
   Json out = Json::object(), bounds = Json::array();
   for (size_t i = 0; i < all.size(); ++i) {
     const bool passed = i < v.passed;
@@ -190,17 +169,13 @@ std::string json(const char* kind, std::string_view name, int number, const std:
         {{"bound", all[i].name}, {"solved", passed}, {"points", passed ? all[i].points : 0}, {"of", all[i].points}});
   }
   if (!learner.empty()) out["learner"] = learner;
-  out.update({{kind, name}, {"number", number}, {"solved", v.solved}, {"points", points(all, v.passed)}});
+  out.update({{a.kind, a.name}, {"number", a.number}, {"solved", v.solved}, {"points", points(all, v.passed)}});
   out.update({{"of", points(all, all.size())}, {"bounds", bounds}});
   if (v.seed) out["seed"] = *v.seed;
   if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
   for (const auto& [what, value] : v.score) out["score"][what] = value;
   if (!v.notes.empty()) out["notes"] = v.notes;
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string json(const Exercise& e, const Verdict& v, const std::string& learner) {
-  return json("exercise", e.name, e.number, e.bounds, v, learner);
 }
 
 Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {

@@ -10,7 +10,7 @@ namespace tessera::lab {
 
 Settings PlannedLayout::settings() {
   Settings s = field_descriptors(all);
-  s.add(recompute_layers, {"recompute_layers", {}, {0, 1e5}});
+  s.add({"recompute_layers", &recompute_layers, {}, Field{.range = {0, 1e5}}});
   return s;
 }
 

@@ -263,7 +263,7 @@ Task make_learner_task(const PlanPuzzle& p, const PlanTask& t) {
                   t.batch, t.with.model.context, static_cast<int>(p.family.zero), p.family.pp,
                   t.with.hardware.usable_bytes() / 1e9, t.activations, t.tokens_per_s)};
   PlannedLayout l = t.known;
-  for (const Setting& field : l.settings()) out.solution += fmt::format("{} = {}\n", field.field.name, field.written());
+  for (const Setting& field : l.settings()) out.solution += fmt::format("{} = {}\n", field.name, field.written());
   return out;
 }
 
@@ -358,9 +358,8 @@ std::string puzzle_runs(const FaultPuzzle& p, uint64_t seed) {
     const VerifyResult r = run_puzzle(p, seed + run, fault_of_run(p, seed, run));
     out += fmt::format("run {}\n", run + 1);
     for (const SentBytes& s : r.sent)
-      for (const SentBytes& e : r.expected_sent)
-        if (e.axis == s.axis && e.operation == s.operation)
-          out += fmt::format("  {:<6} {:<15} {:>9} bytes sent; expected {}\n", e.axis, e.operation, s.bytes, e.bytes);
+      if (const SentBytes* const e = find_sent(r.expected_sent, s))
+        out += fmt::format("  {:<6} {:<15} {:>9} bytes sent; expected {}\n", s.axis, s.operation, s.bytes, e->bytes);
     for (size_t i = 0; i < r.failures.size(); ++i)
       if (i < 8 || !r.failures[i].starts_with("step")) out += "  " + r.failures[i] + "\n";
   }
@@ -407,7 +406,7 @@ Right graded(const FaultPuzzle& p, uint64_t seed, const std::string& text, const
 
 template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
-  return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
+  return {{name, Family::file, Family::bounds(), "puzzle"}, [f](uint64_t seed) {
             const auto instance = make_task(f, seed);
             Task out = make_learner_task(f, instance);
             out.grade = [=](const auto& text, const auto& path) { return graded(f, instance, text, path); };
@@ -474,18 +473,14 @@ const std::vector<Puzzle>& puzzles() {
         puzzle("pipeline", PlanPuzzle{{one, 8, {layout(1, 1, 8, 1, ZeroStage::none, ScheduleKind::v_min)}}}),
         scheduled({"leaderboard", 4, 2, 8, 9, true, 2.5}),
     };
-    for (Puzzle& p : list) {
-      p.number = static_cast<int>(&p - list.data()) + 1;
-      p.page = std::ranges::find(puzzles_files(), p.name, &File::name)->text;
-    }
-    return list;
+    return numbered(std::move(list), puzzles_files());
   }();
   return all;
 }
 
 const Puzzle* find_puzzle(std::string_view name) {
   for (const Puzzle& p : puzzles())
-    if (name == p.name || name == fmt::format("p{}", p.number)) return &p;
+    if (name == p.name || name == p.label()) return &p;
   return nullptr;
 }
 
@@ -549,10 +544,6 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   for (const std::string& line : split(picture, '\n')) lines += line.empty() ? "" : "  " + one_line(line) + "\n";
   out.text = fmt::format("puzzle p{}, {}: {}\n{}", p.number, p.name, out.solved ? "solved" : "not yet", lines);
   return out;
-}
-
-std::string json(const Puzzle& p, const Verdict& v, const std::string& learner) {
-  return json("puzzle", p.name, p.number, p.bounds, v, learner);
 }
 
 }  // namespace tessera::lab

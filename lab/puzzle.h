@@ -31,14 +31,8 @@ struct Task {
   std::function<Right(const std::string& text, const std::string& name)> grade = {};
 };
 
-struct Puzzle {
-  std::string_view name, file;  // file: name of the learner's file
-  std::vector<Bound> bounds;
+struct Puzzle : Assignment {
   std::function<Task(uint64_t seed)> task;
-  std::string_view page = {};
-  int number = 0;  // index in the list, from 1 (p1)
-
-  std::string_view title() const { return page_title(page); }
 };
 
 const std::vector<Puzzle>& puzzles();
@@ -57,8 +51,6 @@ void start(const Puzzle& puzzle, const std::filesystem::path& directory, uint64_
 // Grades a file or the file in a directory. The seed is taken from task.txt of the directory, otherwise from the file's
 // first line, "# p2 seed 123456", or 0. Throws InputError for an unreadable file or the directory of another puzzle.
 Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);
-std::string json(const Puzzle& puzzle, const Verdict& verdict, const std::string& learner = "");
-
-const std::vector<File>& puzzles_files();  // embedded pages
+const std::vector<EmbeddedFile>& puzzles_files();  // embedded pages
 
 }  // namespace tessera::lab

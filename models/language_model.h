@@ -94,7 +94,7 @@ class LanguageModel : public Module {
  private:
   static void recompute(Module& layer);
   static void mark_matrices(Module& layer);
-  int64_t idle_elements(int64_t i);  // elements of unselected experts per token in layer i
+  int64_t idle_elements(int64_t i);  // elements of the experts in layer i that a token does not select
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;

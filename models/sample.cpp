@@ -29,8 +29,8 @@ void penalise(std::vector<double>& logits, std::span<const int32_t> before, doub
   }
 }
 
-// The number of `order`ed weights (largest: 1) that pass the filters, which apply successively, as in the transformers
-// library: top-k, including ties with the last; top-p; min-p.
+// The number of weights that pass the filters; `order` lists them from the largest, which is 1. The filters apply
+// successively, as in the transformers library: top-k, including ties with the last; top-p; min-p.
 size_t filtered_count(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
   const auto weight = [&](size_t i) { return weights[static_cast<size_t>(order[i])]; };
   size_t n = order.size();

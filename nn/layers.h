@@ -61,7 +61,7 @@ class Linear : public Module {
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   // Freezes the weight and stores it in 4 bits. Call before materialization.
   void quantize(const Packing& packing);
-  // Whether an op may combine the matmul of weights() with others, followed by finish().
+  // Whether an op may combine the matmul of weights() with others, and then call finish().
   bool may_fuse() const override {
     return Module::may_fuse() && !hooks.matmul && !hooks.weight && hooks.adapters.empty();
   }

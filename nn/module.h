@@ -71,8 +71,8 @@ class Module : NotCopied {  // children hold references into it
 
   // Stores parameters of this module and of descendants outside other units in one flat buffer.
   void make_unit() { is_unit_ = true; }
-  // Layout of a unit's parameters in `size` elements. Separate units follow for the same module's matrices with
-  // full-matrix updates, its frozen and its 4-bit parameters (in bytes).
+  // Layout of a unit's parameters, in `size` elements (bytes for 4-bit parameters). A module's matrices with
+  // full-matrix updates, its frozen and its 4-bit parameters form separate units, which follow its first unit.
   struct Unit {
     std::string name;
     Module* module = nullptr;

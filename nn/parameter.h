@@ -59,8 +59,8 @@ struct Parameter {
   // The optimizer needs the full matrix (optim/muon.h); `rows`: rows of each fused matrix; empty: one matrix.
   bool full_matrix_update = false;
   std::vector<int64_t> rows = {};
-  // Parameters with equal `tie`, the parameter's name in the full model, are replicas of it or separate copies for its
-  // uses; their gradients are summed, also over ranks.
+  // Name of a tied parameter in the full model. All parameters with this `tie` are replicas of that parameter or
+  // separate copies for its uses; their gradients are summed, also over ranks.
   std::string tie = {};
   ShardSpec shard = {};
   Span zero_grad_range = {};  // elements whose exact gradient is zero, so the computed gradient is only rounding error

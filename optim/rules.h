@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
 #include "nn/parameter.h"
 #include "tensor/math.h"
 
@@ -141,7 +142,7 @@ using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
 enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's decay
-// Hyperparameters of a training run that its user does not set.
+// Defaults of a training run's hyperparameters.
 struct OptimizerDefaults {
   double lr = 1e-3, weight_decay = 0.1, momentum = 0.9, beta1 = 0.9, beta2 = 0.99;
 };
@@ -160,11 +161,7 @@ inline constexpr auto kOptimizers = std::to_array<OptimizerRow>({
 });
 constexpr const OptimizerRow& find_row(OptimizerKind kind) { return kOptimizers.at(static_cast<size_t>(kind)); }
 
-inline constexpr auto kOptimizerNames = [] {
-  std::array<std::string_view, kOptimizers.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kOptimizers[i].name;
-  return names;
-}();
+inline constexpr auto kOptimizerNames = row_names(kOptimizers);
 
 // `matrices`: for units with full-matrix updates.
 constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/embedded_file.h"
 #include "base/setting.h"
 #include "models/language_model.h"
 #include "train/plan.h"
@@ -142,11 +143,8 @@ void check(const Hardware& hardware);
 void check(const Software& software);
 
 // Embedded from planner/hardware/ and planner/software/, sorted by name.
-struct File {
-  std::string_view name, text;  // name: without .toml
-};
-const std::vector<File>& hardware_files();
-const std::vector<File>& software_files();
+const std::vector<EmbeddedFile>& hardware_files();
+const std::vector<EmbeddedFile>& software_files();
 
 // "a100-40", "a100-80", ...; "deepspeed", "fsdp", "megatron", "tessera".
 const std::vector<std::string>& hardware_names();

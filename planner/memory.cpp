@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "models/layout.h"
+#include "models/stages.h"
 #include "planner/work.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"

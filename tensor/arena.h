@@ -1,4 +1,4 @@
-// Memory regions: reserved address ranges, backed by memory on use.
+// Memory regions: reserved address space, backed by memory on use.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -43,11 +43,11 @@ class Region : NotCopied {
   Device device_;
 };
 
-// Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses,
+// Reserves `capacity` bytes of address space on huge pages; the first touch allocates memory. If the system refuses,
 // reserves at most 64 GiB, made accessible by commit().
 std::unique_ptr<Region> host_region(int64_t capacity);
-// Reserves addresses for twice the machine's memory (halved until the system accepts), which other processes of this
-// host can map through file(); on huge pages if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits. The
+// Reserves address space for twice the machine's memory (halved until the system accepts), which other processes of
+// this host can map through file(); on huge pages if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits. The
 // destructor frees the memory even if other processes have it mapped. Throws Error if even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();
 // Backed by an unnamed file in `directory`, for rarely used data. Creation and commit() throw OutputError if the file

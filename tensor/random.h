@@ -37,8 +37,8 @@ class Philox {
     return {c0, c1, c2, c3};
   }
 
-  // Four consecutive elements share a block. Selected by comparison: a run-time index would move the block to a GPU's
-  // local memory.
+  // Four consecutive elements share a block. The word is selected by comparison, because a run-time index would move
+  // the block to a GPU's local memory.
   constexpr uint32_t word(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 2, step);
     const uint32_t low = i & 1 ? b[1] : b[0], high = i & 1 ? b[3] : b[2];

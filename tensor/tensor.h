@@ -180,7 +180,7 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
   }
 }
 
-// Minimal dims for iterating over operands of one (expanded) shape: no dims of size 1, and dims contiguous in every
+// Minimal dims for iterating over operands expanded to one shape: no dims of size 1, and dims contiguous in every
 // operand are merged.
 
 inline constexpr int kMaxOperands = 3;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "models/layout.h"
+#include "models/stages.h"
 #include "train/step.h"
 
 namespace tessera {
@@ -81,7 +81,7 @@ class StepTokens final : public BatchSource {
   void begin(int64_t step);
   // Prefetches the tokens of a step; staged tokens stay valid.
   void ahead(int64_t step);
-  // int32 (B, T) of a micro-batch; meta tensors if not requested. Queued on a GPU.
+  // A micro-batch, int32 (B, T); `ids` or `targets` is a meta tensor if its flag is false. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets) override;
   // Position of a micro-batch in the run, with this rank's documents if the job masks them. Queued on a GPU; reads the
   // sequences even on ranks that load no ids.

@@ -1,4 +1,4 @@
-// Rejects invalid plans with the field and the nearest valid value.
+// Rejects invalid plans; the error names the field and the nearest valid value.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -136,7 +136,7 @@ void check_place(const TrainConfig& s, bool traced) {
   no_graph_because(s, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
-    refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", portable_algorithms());
+    refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", expected_algorithms());
 }
 
 // NCCL chooses its own reduction order and requires one GPU per rank.
@@ -172,7 +172,7 @@ void check_diloco(const Plan& p) {
     refuse("all_reduce",
            "a {} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
            "resynchronize them; expected {}{}",
-           p.all_reduce == Algorithm::native ? "library" : to_string(p.all_reduce), uniform_algorithms(),
+           p.all_reduce == Algorithm::native ? "library" : to_string(p.all_reduce), expected_algorithms(true),
            uses_nccl(p) ? ", and `backend` threads or mpi" : "");
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
     refuse("outer_lr", "expected a number above 0, got {}", p.outer_lr);
@@ -212,7 +212,7 @@ void check_updates(const TrainConfig& s) {
 void check_data(const Plan& p) {
   if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
     refuse("all_reduce", "{} ranks have no native all-reduce; expected {}",
-           p.backend == Backend::tcp ? "TCP" : "thread", portable_algorithms());
+           p.backend == Backend::tcp ? "TCP" : "thread", expected_algorithms());
   if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "requires `zero` 1, 2 or 3, got 0");
   if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
     refuse("shard_ranks", "groups of {} ranks do not divide the {} data ranks; nearest valid value: {}", p.shard_ranks,
@@ -266,7 +266,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
   if (!find_row(p.all_reduce).adds_uniformly() && p.all_reduce != Algorithm::native)
     refuse("all_reduce",
            "a {}'s summation order depends on positions in the buffer, which differ between ranks of `ep`; expected {}",
-           to_string(p.all_reduce), uniform_algorithms());
+           to_string(p.all_reduce), expected_algorithms(true));
 }
 
 void check_model(const TrainConfig& s) {

@@ -166,7 +166,7 @@ Communicator& with_one_job(Communicator& world, TrainConfig job) {
   Facts facts;
   for (const Settings& all : {field_descriptors(job.model), field_descriptors(job.optim), field_descriptors(job.plan)})
     for (const Setting& setting : all)
-      if (setting.field.in_file) facts.emplace_back(setting.field.name, setting.text());
+      if (setting.field.in_file) facts.emplace_back(setting.name, setting.text());
   require_same(world, facts);
   return world;
 }

@@ -69,7 +69,8 @@ bool Generator::own(size_t prompt) const {
   return static_cast<int>(prompt % static_cast<size_t>(mesh.size("dp"))) == mesh.coordinate("dp");
 }
 
-// Next-token logits of texts with equally many unread tokens, on ranks of the last stage.
+// Next-token logits of texts with the same number of pending tokens (not yet in the KV cache); undefined except on
+// ranks of the last stage.
 Tensor Generator::pass(const std::vector<Writing*>& texts) {
   LanguageModel& model = trainer_.model();
   Communicator &pp = trainer_.mesh()["pp"], &tp = trainer_.mesh()["tp"];

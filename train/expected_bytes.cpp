@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "models/layout.h"
+#include "models/stages.h"
 #include "nn/adapters/lora.h"
 #include "parallel/comm/call.h"
 #include "parallel/comm/fake_transport.h"

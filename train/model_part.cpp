@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "models/layout.h"
 #include "parallel/pipeline/validate.h"
 #include "train/trainer.h"
 

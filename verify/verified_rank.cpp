@@ -362,7 +362,8 @@ class VerifiedRank {
                            result_.param_max_rel);
     }
     if (kinds != expected.size())
-      result_.failures.emplace_back("the optimizer's state tensors differ from the oracle's");
+      result_.failures.push_back(
+          fmt::format("the run has {} of the oracle's {} optimizer state tensors", kinds, expected.size()));
   }
 
   void finish() {

@@ -24,8 +24,6 @@ namespace tessera {
 
 namespace {
 
-void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
-
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
 constexpr int64_t kDefaultVocab = 50257,
@@ -102,18 +100,12 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
 }
 
 // The planner searches the choices whose options are not set.
-template <class T>
-void fix(const TypedOptions& o, std::string_view field, std::optional<T>& choice, const T& value) {
-  if (o.is_set(field)) choice = value;
-}
-
 planner::Fixed fixed_choices(const TypedOptions& o, const Plan& p) {
   planner::Fixed f;
-  const Plan& plan = o.plan;
-  fix(o, "pp", f.pp, plan.pp), fix(o, "dp", f.dp, plan.dp), fix(o, "cp", f.cp, plan.cp), fix(o, "tp", f.tp, plan.tp);
-  fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
-  fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
-  fix(o, "cp_mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+  const planner::Layout l{.plan = p};
+  each_choice(f, l, [&](std::string_view field, auto& choice, const auto& value) {
+    if (o.is_set(field)) choice = value;
+  });
   return f;
 }
 
@@ -213,7 +205,7 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
   auto measured = std::make_shared<const planner::Machine>(
-      bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
+      bench::calibrate(identity, {}, [](std::string_view line) { say(std::string(line)); }));
   planner::save_machine(*measured);
   say(fmt::format("saved to {}", planner::machine_file(identity).string()));
   return measured;

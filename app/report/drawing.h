@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/embedded_file.h"
+
 namespace tessera::report {
 
 inline constexpr double kWidth = 1180;       // figure on a page, in pixels
@@ -156,6 +158,7 @@ std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
 // Only figures, with `caption` as alternative text.
 std::string as_svg_file(const Part& part);
+const std::vector<EmbeddedFile>& page_files();  // app/report/page/
 // Self-contained; `values` is embedded as JSON for programs.
 std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values = "");
 

@@ -319,7 +319,7 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  for (const std::string& note : notes) say(with_options(note));
 }
 
 ModelConfig first_config(const TrainConfig& o) {
@@ -385,7 +385,7 @@ void take_model(TypedOptions& o, const ModelConfig& c) {
     bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.preset);
   o.preset = plain;
   for (const Setting& s : theirs)
-    if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
+    if (s.field.of_weights && applies(s, theirs)) take(s.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.is_set("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
   if (shorter) model.context = max_context;  // the maximum; the run may use a prefix

@@ -15,7 +15,7 @@ struct RoutedVar {
   Routed routed;
   Var weights;  // (N, k)
 };
-// `count`, if set, is called with the choices per sequence and expert and adds other ranks' choices.
+// `count`, if set, is called with the number of choices per sequence and expert, and adds other ranks' choices.
 RoutedVar route(const Var& logits, const RouteOptions& options, const std::function<void(Tensor&)>& count = {});
 Var dispatch_rows(const Var& x, const Routed& routed);
 Var combine_rows(const Var& rows, const Var& weights, const Routed& routed);

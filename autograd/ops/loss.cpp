@@ -29,7 +29,8 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   return {std::move(root), r.loss_sum, r.count};
 }
 
-// Small logits use a plain matmul and loss.
+// If the logits fit in one block (`RowBlocks`), linear_by_rows() is a plain linear(), and linear_cross_entropy() a
+// plain linear() and cross_entropy().
 Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t max_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), max_bytes);
   if (blocks.one()) return linear(x, w, Var(), packs);

@@ -102,7 +102,8 @@ Var mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, const 
   if (options.gated) reject("mlp", "an activation without a gate", "a gated one");
   const auto activate = [&](const Tensor& in) {
     const Tensor bias = value_or_none(up.b);
-    if (kind == Activation::gelu) return linear_gelu(in, up.w.value(), bias, up.packs);  // has GEMM epilogues
+    if (kind == Activation::gelu)
+      return linear_gelu(in, up.w.value(), bias, up.packs);  // cuBLASLt has epilogues for it
     return bias_activation(linear(in, up.w.value(), Tensor(), up.packs), bias, kind);
   };
   Activated hidden = activate(full_input(x, up.shared));

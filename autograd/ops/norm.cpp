@@ -39,7 +39,7 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
 }
 
 // Whether to compute requested row sums of input i's gradient from partial sums: not with deferred work, which would
-// retain these too long.
+// retain the partial sums too long.
 bool wants_partials(const Grads& g, int i) { return fusion::row_sums_requested(g, i) && !g.defer(); }
 fusion::RowSums end_of_sums(const Tensor& partials) {
   if (!partials.defined()) return {};

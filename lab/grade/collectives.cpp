@@ -16,6 +16,7 @@
 
 #include "lab/compare.h"
 #include "tensor/random.h"
+#include "verify/reference.h"
 
 namespace tessera::lab {
 namespace {
@@ -66,6 +67,10 @@ struct Inputs {
     return out;
   }
   std::vector<double> of_chunk(int rank, int p) const { return of(rank, range(p)); }
+  Tensor tensor(int rank, const ArenaPtr& arena) const {
+    const std::vector<double> values = of(rank, {0, count});
+    return Tensor::of<float>(std::vector<float>(values.begin(), values.end()), {count}, arena);
+  }
   std::string where(Op op, int rank) const {
     const char* operation = op == Op::all_gather   ? "all-gather"
                             : op == Op::all_reduce ? "all-reduce"
@@ -82,9 +87,7 @@ struct Inputs {
   std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
     const auto rank = [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
-      const std::vector<double> mine = of(world.rank(), {0, count});
-      const std::vector<float> narrow(mine.begin(), mine.end());
-      Tensor full = Tensor::of<float>(narrow, {count}, arena), in = full;
+      Tensor full = tensor(world.rank(), arena), in = full;
       const Range own = range(world.rank());
       Tensor buffer = Tensor::empty({own.size() + 1}, DType::float32, arena);  // chunk sizes differ by at most one
       buffer.fill(kUntouched);
@@ -149,20 +152,17 @@ struct Inputs {
   }
 };
 
-// The float32 sum of chunk p in rank order first, first + 1, ... (cyclic).
-std::vector<double> sum_from(const Inputs& in, int p, int first) {
-  std::vector<double> out;
-  for (int64_t i = in.range(p).begin; i < in.range(p).end; ++i) {
-    float sum = 0;
-    for (int s = 0; s < in.ranks; ++s) sum += static_cast<float>(in.at((first + s) % in.ranks, i));
-    out.push_back(sum);
-  }
-  return out;
+// The oracle's sum.
+std::vector<double> expected_sum(const Inputs& in, Algorithm order) {
+  const ArenaPtr arena = make_arena();
+  std::vector<Tensor> ranks;
+  for (int r = 0; r < in.ranks; ++r) ranks.push_back(in.tensor(r, arena));
+  return to_doubles(sum_over(ranks, {{{0, in.count}, in.count}}, order));
 }
 
 struct Graded {
   int64_t (*algorithm)(Transport& t, const Call& call);
-  int (*first)(int chunk);  // first rank in a chunk's summation order, modulo the ranks
+  Algorithm order;  // of sums
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
   void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
   const char* halves = nullptr;  // cause if each half of an all-reduce is correct separately
@@ -171,6 +171,7 @@ struct Graded {
 
 void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
            const std::vector<Inputs::Result>& results) {
+  const std::vector<double> sum = expected_sum(in, graded.order);
   for (int r = 0; r < in.ranks; ++r) {
     const Inputs::Result& found = results[r];
     const std::string where = in.where(op, r);
@@ -178,15 +179,14 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
     if (op == Op::all_gather) in.expect_gathered(where, found.values);
     if (op == Op::reduce_scatter) {
       in.expect_unchanged(where, r, found);
-      expect_values(where, found.values, sum_from(in, r, graded.first(r)), graded.guesses(in, r), in.ranks);
+      const Range own = in.range(r);
+      expect_values(where, found.values, {sum.begin() + own.begin, sum.begin() + own.end}, graded.guesses(in, r),
+                    in.ranks);
     }
     if (op == Op::all_reduce) {
-      std::vector<double> all;
-      for (int p = 0; p < in.ranks; ++p)
-        for (const double x : sum_from(in, p, graded.first(p))) all.push_back(x);
       std::vector<Guess> guesses;
       if (graded.halves) guesses.push_back({graded.halves, found.values});
-      expect_values(where, found.values, all, guesses, in.ranks);
+      expect_values(where, found.values, sum, guesses, in.ranks);
     }
     for (const int64_t sent : {found.sent, found.counted}) graded.expect_bytes(grading, where, in, op, r, sent);
     if (graded.to_the_next)
@@ -217,7 +217,7 @@ void expect_direct_bytes(Grading& grading, const std::string& where, const Input
                 {"the bytes are not counted: send() of this struct counts them, send() of `memory` does not", 0}});
 }
 
-constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
+constexpr Graded kMessages{direct_by_messages, Algorithm::direct,
                            [](const Inputs& in, int rank) { return in.guesses_of_sum(rank); }, expect_direct_bytes};
 
 }  // namespace
@@ -307,7 +307,7 @@ void expect_ring_bytes(Grading& grading, const std::string& where, const Inputs&
 
 constexpr Graded kRing{
     ring,
-    [](int chunk) { return chunk + 1; },
+    Algorithm::ring,
     guesses,
     expect_ring_bytes,
     "each half is correct separately; in an all-reduce `in` and `out` alias the same array, so the partial "

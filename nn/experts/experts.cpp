@@ -88,7 +88,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
   return grouped_linear(rows, out, counts);
 }
 
-// One grouped GEMM, or expert by expert.
+// Runs the experts as one grouped GEMM, or one by one.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
   const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;

@@ -87,7 +87,7 @@ class MixtureOfExperts : public Module {
   void set_choices(Replay replay) { replay_ = std::move(replay); }
   Linear& router() { return router_; }
   const Options& options() const { return options_; }
-  int64_t idle_elements() const;  // parameter elements of unselected experts per token
+  int64_t idle_elements() const;  // parameter elements of the experts that a token does not select
 
  private:
   Var run(const Var& rows, const std::vector<std::vector<int64_t>>& counts);

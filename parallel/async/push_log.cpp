@@ -61,7 +61,8 @@ std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   for (int64_t p = 0; p < head[1]; ++p) {
     const std::vector<int64_t> push = lines.next("# # #");
     const int64_t worker = push[0], clock = push[1], version = push[2];
-    if (worker >= log.workers) lines.refuse(fmt::format("a worker below {}", log.workers), std::to_string(worker));
+    if (worker >= log.workers)
+      lines.refuse(fmt::format("a worker index below {}", log.workers), std::to_string(worker));
     int64_t &next = clocks[static_cast<size_t>(worker)], &oldest = earliest[static_cast<size_t>(worker)];
     if (clock != next || clock >= log.steps)
       lines.refuse(fmt::format("clock {} of {} of worker {}", next, log.steps, worker), std::to_string(clock));

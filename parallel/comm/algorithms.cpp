@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "parallel/comm/memory.h"
 
 namespace tessera {
@@ -141,25 +142,11 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
   }
 }
 
-namespace {
-
-template <class F>
-std::string list_algorithms(const F& includes) {
+std::string expected_algorithms(bool uniform) {
   std::vector<std::string_view> names;
   for (const AlgorithmRow& row : kAlgorithms)
-    if (includes(row)) names.push_back(row.name);
-  std::string out(names.at(0));
-  for (size_t i = 1; i < names.size(); ++i) out.append(i + 1 < names.size() ? ", " : " or ").append(names[i]);
-  return out;
-}
-
-}  // namespace
-
-std::string portable_algorithms() {
-  return list_algorithms([](const AlgorithmRow& row) { return row.order != AdditionOrder::library; });
-}
-std::string uniform_algorithms() {
-  return list_algorithms([](const AlgorithmRow& row) { return row.adds_uniformly(); });
+    if (uniform ? row.adds_uniformly() : row.order != AdditionOrder::library) names.push_back(row.name);
+  return alternatives(names);
 }
 
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {

@@ -107,7 +107,7 @@ std::function<void()> Transport::start_native(const Call& call) {
 
 int64_t Transport::native(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) + "; expected " +
-              portable_algorithms());
+              expected_algorithms());
 }
 
 std::string_view to_string(Op op) {

@@ -77,7 +77,7 @@ std::string draw_to_scale(const Simulation& simulation, double span = 0, int col
 // [rank][time]: measured actions, including messages, on one clock.
 using TimedLists = std::vector<std::vector<TimedAction>>;
 
-// Time 0 is the first pass. All time outside passes, including messages, is idle.
+// Time 0 is the start of the first pass. All time outside passes, including messages, is idle.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
 Action sent_as(const Action& received);

@@ -19,7 +19,7 @@ struct Row {
   int64_t n = 0;
 };
 
-// Calls f for inner rows, or segments of them, of operands of one (expanded) shape, on the rank's threads.
+// Calls f on the rank's threads for each inner row, or segment of a row, of operands expanded to one shape.
 void for_each_row(std::span<const Tensor* const> operands, const std::function<void(const Row&)>& f);
 
 template <class F, class Y, class... X>

@@ -68,8 +68,8 @@ struct SumsTo {
   bool adds[2] = {};
 };
 
-// Sums `count` rows of each array: runs of 32 rows in order, then their sums. A block has 32 columns of one array and
-// one warp per run, at most kMaxRuns at a time.
+// Sums `count` rows of each array: runs of 32 rows in order, then their sums. A block processes 32 columns of one
+// array, with one warp per run and at most kMaxRuns runs at a time.
 template <class A, class U>
 __global__ __launch_bounds__(32 * kMaxRuns) void add_partials_kernel(const A* arrays, int64_t count, int c,
                                                                      const __grid_constant__ SumsTo<U> out) {

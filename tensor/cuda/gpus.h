@@ -22,7 +22,7 @@ std::string gpus_apart(int count);
 // Makes `gpu` the thread's GPU. Throws Error (status 2) if it does not exist or the program contains no code for it.
 void use_gpu(int gpu);
 
-// Reserves addresses for all memory of the thread's GPU and maps it on demand, so that ranks on one GPU share its
+// Reserves address space for all memory of the thread's GPU and maps it on demand, so that ranks on one GPU share its
 // memory. Throws Error without a GPU, or if the driver or container does not support virtual memory management.
 std::unique_ptr<Region> device_region();
 

@@ -2,8 +2,8 @@
 // (PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async"), and others. The emulator replaces this file with
 // tests/cuda_emulator/tensor/cuda/mma.cuh.
 //
-// GPUs before compute capability 8.0 lack mma and cp.async: copies load and store, and a bfloat16 matmul traps; plans
-// exclude it (train/device.h).
+// GPUs before compute capability 8.0 lack mma and cp.async: copies become loads and stores, and a bfloat16 matmul
+// traps. Plans for such GPUs exclude bfloat16 (train/device.h).
 //
 // Fragments: lane l has elements of the 16 x 16 operand A in rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and
 // the columns 8 further right, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right);

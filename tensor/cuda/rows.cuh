@@ -38,7 +38,7 @@ Rows partition_rows(int64_t count, int64_t length, int per_thread = kRegs, int m
   return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, max))};
 }
 
-// Whether rows of all operands (which may be null) consist of aligned vectors. Kernels are compiled for both
+// Whether rows of all operands (which may be null) consist of aligned vectors. Kernels are compiled for both cases
 // (kVectorized).
 template <class T, class... P>
 bool is_vectorizable(int64_t length, const P*... operands) {
@@ -128,7 +128,7 @@ __device__ void each_vector(const RowThread& at, int length, const F& f, const R
       at, length, [&](int, int j, const auto&... packed) { f(j, packed...); }, first, more...);
 }
 
-// f(element...) receives the accumulation type.
+// Calls f(element...) with elements in the accumulation type.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_element(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                              const More&... more) {
@@ -140,7 +140,8 @@ __device__ void each_element(const RowThread& at, int length, const F& f, const 
   each_vector(at, length, element_values, first, more...);
 }
 
-// Replaces each vector by f(j, packed, vector of `other`); f also stores it at `to`.
+// Replaces each vector v of `row` by f(j, v, vector of `other`). f must also store its result at `to`, from which
+// vectors beyond the registers are reloaded.
 template <class T, bool kVectorized, class F>
 __device__ void change_vectors(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
                                const RegisterRow<T, kVectorized>& other, const T* to) {

@@ -1,5 +1,6 @@
 // Activations fused with a bias, h = x + b and y = f(h) of the rounded h, or with a gate. Cost: one pass over memory
-// forward and one backward. Messages name all of the first kind bias_gelu, and all of the second swiglu.
+// forward and one backward. Messages call every activation of the first kind bias_gelu and every one of the second
+// swiglu.
 #pragma once
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -12,11 +13,11 @@ struct Activated {
 };
 // x (..., C), bias (C) or undefined. Overwrites x with h if x's storage is not shared.
 Activated bias_activation(Tensor&& x, const Tensor& bias, Activation kind = Activation::gelu);
-// dh = dy f'(h). dbias (C), if requested, receives the column sums of the rounded dh, accumulated per chunk of rows
-// and then over chunks, in order; any floating dtype. Overwrites dy with dh if dy's storage is not shared.
+// dh = dy f'(h). dbias (C), if requested, receives the sum of the rounded dh over its rows in any floating dtype,
+// accumulated in order per chunk of rows and then over chunks. Overwrites dy with dh if dy's storage is not shared.
 Tensor bias_activation_backward(Tensor&& dy, const Tensor& h, Tensor* dbias, Activation kind = Activation::gelu);
 
-Tensor activation(const Tensor& h, Activation kind);  // y, bitwise identical
+Tensor activation(const Tensor& h, Activation kind);  // y of bias_activation(), bitwise identical
 
 namespace cuda {
 void bias_activation(const Activated& to, const Tensor& x, const Tensor* bias, Activation kind);  // to.h may be x
@@ -42,8 +43,8 @@ void gated_activation_backward(const Tensor& dx, const Tensor& dy, const Tensor&
 
 // h = x w^T + b, y = gelu(h): x (..., K), w (N, K), b (N) or undefined -> (..., N). If fused, y uses the unrounded h.
 Activated linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
-// dh = (dy w) gelu'(h): dy (..., N), w (N, K), h (..., K) -> (..., K). dbias (K), if requested, receives the row sums
-// of dh, or remains undefined if those sums need a separate pass, as in linear_weight_grad_and_sums().
+// dh = (dy w) gelu'(h): dy (..., N), w (N, K), h (..., K) -> (..., K). dbias (K), if requested, receives the sum of dh
+// over its rows, or remains undefined if that sum needs a separate pass, as in linear_weight_grad_and_sums().
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h, Tensor* dbias,
                               PackedWeights* packs = nullptr);
 // linear_weight_grad(); returns the bias gradient (N) in dw's dtype if that costs less than sum_rows(), otherwise an

@@ -71,7 +71,8 @@ inline RowLosses allocate_losses(const Tensor& like, int64_t n, DType wide) {
 
 namespace {
 
-// Maximum bytes of a row such that two fit on a multiprocessor; the kernel's other shared memory, including alignment.
+// kMaxShared: maximum bytes of a row such that two rows fit on a multiprocessor. kOwnShared: the kernel's other shared
+// memory, including alignment.
 constexpr int64_t kMaxShared = 112 * 1024, kOwnShared = 1024;
 
 template <class T>

@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-// Backward of broadcasting `shape` to x.shape(). Throws Error if it does not broadcast.
+// Backward of broadcasting `shape` to x.shape(). Throws Error if `shape` does not broadcast to it.
 Tensor sum_to(const Tensor& x, const Shape& shape);
 // -> (): in double, in row-major order, by blocks of 4096.
 Tensor sum(const Tensor& x);
-// (..., C) -> (C), rows in order, in float (double for float64); any floating dtype of out. On a GPU sums over rows
-// have three levels, each in order: runs of rows (tensor/cuda/columns.cuh), groups of 32 runs, all groups.
+// (..., C) -> (C), rows in order, in float (double for float64); out may have any floating dtype. On a GPU sums over
+// rows have three levels, each in order: runs of rows (tensor/cuda/columns.cuh), groups of 32 runs, all groups.
 void sum_rows(Tensor& out, const Tensor& x);
 
 // (C) with any floating dtype and strides; undefined if not requested.

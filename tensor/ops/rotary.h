@@ -15,9 +15,9 @@ enum class RopeScaling : uint8_t {
   none,
   linear,  // positions divided by `factor` (Chen et al. 2023, "Position interpolation", arXiv 2306.15595)
   // Frequencies with fewer than low_freq_factor rotations within original_context are divided by `factor`, those with
-  // more than high_freq_factor are unchanged, others interpolated: by rotations (Llama 3.1), or by index, from the last
-  // unchanged pair (rounded down) to the first divided one (Peng et al. 2023, "YaRN", arXiv 2309.00071, section 3.2;
-  // its beta is high_freq_factor, its alpha low_freq_factor).
+  // more than high_freq_factor rotations are unchanged, and the others are interpolated: by rotations (Llama 3.1), or
+  // by index, from the last unchanged pair (rounded down) to the first divided one (Peng et al. 2023, "YaRN", arXiv
+  // 2309.00071, section 3.2; its beta is high_freq_factor, its alpha low_freq_factor).
   llama3,
   yarn
 };

@@ -23,7 +23,7 @@ void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row
   });
 }
 
-// Checks the operands; runs `row` on the CPU, or cuda::softmax() with `of`, on contiguous operands.
+// Checks the operands and makes them contiguous; then calls `row` on the CPU, or cuda::softmax() with `of` on a GPU.
 template <class Row>
 Tensor run(SoftmaxOp of, const Tensor& a_any, const Tensor& b_any, const Row& row) {
   const char* const op = to_string(of);

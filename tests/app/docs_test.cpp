@@ -164,7 +164,8 @@ bool within(const std::string& a, const std::string& b, double absolute, double 
   return std::abs(x - y) <= absolute + relative * std::max(std::abs(x), std::abs(y));
 }
 
-// Compares output line by line, with tolerances for peaks and bounds by table column, and for times in reports.
+// Compares output line by line, with tolerances for peaks and bounds (selected by table column) and for times in
+// reports.
 class Difference {
  public:
   explicit Difference(bool report = false) : report_(report) {}

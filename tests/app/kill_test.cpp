@@ -31,7 +31,7 @@ constexpr uint64_t kSteps = 16 * kKills;  // more than are completed between kil
 
 class KillTest : public ProgramTest {
  protected:
-  // Steps 1, 2, 3 and so on, each exactly once, up to at least `least`.
+  // Steps 1, 2, 3 and so on, each exactly once, up to at least `min_steps`.
   void expect_steps_in_order(int64_t min_steps) const {
     int64_t last = 0;
     for (const Json& record : records("run"))

@@ -92,7 +92,7 @@ TEST(CommandLine, HelpListsEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
   TypedOptions defaults;
   for (const Setting& s : field_descriptors(defaults))
-    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.field.help)).substr(0, 20)});
+    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.help)).substr(0, 20)});
   expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
   const std::string all = std::get<Print>(parsed("--help")).text;
   expect_has(all, {"train", "generate", "data", "report", "TESSERA_CACHE", "TMPDIR"});

@@ -11,6 +11,7 @@
 
 #include "app/plan/plan.h"
 #include "models/decoder.h"
+#include "models/stages.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
@@ -95,7 +96,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
        {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",
         "--model llama3-70b --context 4096 --hardware a100-80 --software megatron --ranks 64 --batch 128",
         "--model gpt2-xl --vocab 50304 --hardware a100-40 --software megatron --ranks 4 --batch 64 --pp 2",
-        "--model gpt2 --untied --hardware v100 --software megatron --ranks 2 --batch 8 --cp 2",
+        "--model gpt2 --untied --hardware a100-40 --software megatron --ranks 2 --batch 8 --cp 2",
         "--model mixtral-8x7b --hardware h100 --software megatron --ranks 64 --batch 128",
         "--model llama3-8b --hardware h100 --software megatron --ranks 16 --batch 32 --pp 4 --schedule interleaved "
         "--tp 2 --sp --recompute block"}) {

@@ -36,23 +36,20 @@ struct Tune {
 
 Settings field_descriptors(Tune& t) {
   Settings s;
-  s.group("Sound");
-  s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(IdentityRole::yes);
-  s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}})
-      .follows()
-      .for_identity(IdentityRole::unless_default);
-  s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).not_in_file();
-  s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
-  s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
-  s.group("Names");
-  s.add(t.name, {"name", "title"}).of("none|first|last").with("voices");
-  s.add(t.file, {"file", "to write"}).a("a file");
-  s.add(t.pitch, {"pitch", "of the first note", {-1e300, 9}});
-  s.add(t.beats, {"beats", "strong ones", {1, 8}});
-  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_default);
-  s.add_or_file(t.mood, t.mood_file, {"mood", "a name or a file"});
-  s.add(t.mood_file, {"mood_file"}).for_programs();
-  s.add(t.level, {"level", "a number"});
+  s.add("Sound", {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}, .same = IdentityRole::yes}},
+                  {"bars", &t.bars, "default: as many as the words have",
+                   Field{.range = {1, 100}, .open = true, .same = IdentityRole::unless_default}},
+                  {"speed", &t.speed, "with `voices`", Field{.range = {0, 1, true}, .in_file = false}},
+                  {"sung", &t.sung, "by people", Field{.goes_with = "mood loud or very-loud"}},
+                  {"in_key", &t.in_key, "any note", Field{.denied = "off_key"}}});
+  s.add("Names", {{"name", &t.name, "title", Field{.choices = "none|first|last", .goes_with = "voices"}},
+                  {"file", &t.file, "to write", Field{.expected = "a file"}},
+                  {"pitch", &t.pitch, "of the first note", Field{.range = {-1e300, 9}}},
+                  {"beats", &t.beats, "strong ones", Field{.range = {1, 8}}},
+                  {"words", &t.words, "sung", Field{.same = IdentityRole::unless_default}},
+                  {"mood", {&t.mood, &t.mood_file}, "a name or a file"},
+                  {"mood_file", &t.mood_file, {}, Field{.in_words = false}},
+                  {"level", &t.level, "a number"}});
   return s;
 }
 
@@ -89,7 +86,7 @@ TEST(Settings, ValuesOfEveryTypeRoundTripThroughText) {
   EXPECT_EQ(all.at("mood").text(), "song.txt");
   EXPECT_EQ(all.find_word("mood-file"), nullptr);
   Tune other;
-  for (const Setting& s : field_descriptors(other)) s.assign(all.at(s.field.name));
+  for (const Setting& s : field_descriptors(other)) s.assign(all.at(s.name));
   EXPECT_EQ(to_json(field_descriptors(other)), to_json(all));
 }
 

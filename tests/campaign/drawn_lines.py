@@ -24,7 +24,7 @@ INPUTS = ["text.txt", "tokens", "run", "run/checkpoints/step-2", "traced", "empt
 DEVICES = ["null", "full", "pipe", "link"]
 OUTPUTS = ["new", "new/deep", "run", "text.txt", "text.txt/x", "tokens", "empty", "a b", "é", "x" * 300, "train"]
 PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt",
-         "missing"], "out": OUTPUTS, "hardware": ["h100", "v100", "laptop", "h101", "machine.toml", "bad.toml", "missing.toml", "."], "software": ["fsdp", "megatron",
+         "missing"], "out": OUTPUTS, "hardware": ["h100", "a100-40", "laptop", "h101", "machine.toml", "bad.toml", "missing.toml", "."], "software": ["fsdp", "megatron",
          "tessera", "good.toml", "missing.toml"], "html": OUTPUTS, "cases": ["cases.jsonl", "text.txt", "binary.bin",
          "missing"], "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "v-half", "v-min", "interleaved", "plan.txt",
          "binary.bin", "missing", "."], "record": OUTPUTS, "replay": INPUTS, "hostfile": INPUTS,
@@ -51,7 +51,7 @@ PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --
          "--pp 2 --layers 2 --microbatches 2 --batch 4 --schedule plan.txt", "--dtype bf16 --channels 16"]
 QUESTIONS = ["--model gpt2 --hardware h100 --ranks 4 --batch 8", "--model llama2-7b --hardware a100-80 --software megatron --ranks 8 --batch 16",
              "--model model.json --hardware machine.toml --ranks 2 --batch 4", "--model gpt-nano --hardware laptop --ranks 2 --pp 2 --batch 4",
-             "--cases cases.jsonl --format json", "--model llama3-8b --hardware v100 --ranks 4 --batch 4 --format json"]
+             "--cases cases.jsonl --format json", "--model llama3-8b --hardware a100-80 --ranks 4 --batch 4 --format json"]
 # Options that rarely conflict with others.
 EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute",
         "seed", "tie-copies", "untied", "weight-decay", "zero"]

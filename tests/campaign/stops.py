@@ -88,7 +88,8 @@ def one(program, home, dice, slack):
             seen.append(f"process {pid} is left")
             os.kill(pid, signal.SIGKILL)
     text = Path(home, "err").read_text(errors="replace")
-    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text  # mpirun kills the others itself, possibly first
+    # mpirun kills the remaining ranks itself, possibly before they report the cause.
+    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text
     if "tessera: " not in text and not by_mpirun:
         seen.append("nobody says why: " + text[-300:])
     return f"{described}; the others ended {took:.1f} s later", seen

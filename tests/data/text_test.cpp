@@ -308,7 +308,7 @@ TEST_F(LongText, ChunkedWordCountsMatchFullText) {
   EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .min_count = 16}).to_json());
 }
 
-TEST_F(LongText, NotesReportDroppedRareWords) {
+TEST_F(LongText, CountsDroppedRareWords) {
   WordCounts counts;
   const size_t words = WordCounts::kMax + 2;
   std::string text;

@@ -234,7 +234,7 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   huge["hidden_size"] = huge["intermediate_size"] = int64_t{1} << 40;
   write_config(huge);
   expect_refused("does not fit in any memory");
-  refused("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
+  refused("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the number of attention heads");
   refused("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
   refused("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
   refused("hidden_act", "relu", "'hidden_act': expected \"silu\"");

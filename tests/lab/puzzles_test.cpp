@@ -158,7 +158,7 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
           for (planner::Candidate& c : planner::search(q).best) {
             of.emplace_back();
             for (const Setting& s : field_descriptors(c.layout))
-              of.back() += fmt::format("{} = {}\n", s.field.name, s.written());
+              of.back() += fmt::format("{} = {}\n", s.name, s.written());
           }
         }
         for (const std::string& plan : of)

@@ -476,7 +476,7 @@ TEST(PushLog, ErrorsAreOneLine) {
       {with("server 0", "server 1"), "expected 'the servers in ascending order'"},
       {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', got the end of the file"},
       {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', got more"},
-      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', got 2"},
+      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker index below 2', got 2"},
       {with("1 1 2", "1 2 2"), "line 5: expected 'clock 1 of 2 of worker 1', got 2"},
       {with("steps 2", "steps 1"), "expected 'clock 1 of 1 of worker 1', got 1"},
       {with("1 1 2", "1 1 1"), "line 5: expected 'a version from 2 to 2', got 1"},

@@ -63,8 +63,8 @@ MixtureOfExperts::Options options(int64_t experts, int64_t shared) {
   return {.hidden = 6, .mlp = {.activation = kSwiglu}, .experts = {.count = experts, .shared = shared}};
 }
 
-// Two experts, one per rank, each chosen by every token. The shared expert of rank 0 must begin while its rows are
-// being sent and those of rank 1 are not, and likewise its backward pass.
+// Two experts, one per rank, each chosen by every token. Rank 1 sends its rows only after the shared expert of rank 0
+// has begun, and rank 0 must meanwhile send its own. The same holds for the backward pass.
 TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
   Progress progress;
   const LaunchOptions how{.ranks = 2, .threads_per_rank = 1, .timeout_s = 20, .around = [&](auto transport) {

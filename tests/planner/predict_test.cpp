@@ -286,7 +286,7 @@ TEST(ClosedForms, ModelActivationsMatchPaper) {
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
 TEST(ClosedForms, ZeroModelStatesMatchPaper) {
   Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
-         .hardware = hardware_named("v100"),
+         .hardware = hardware_named("a100-40"),
          .software = software_named("deepspeed")};
   c.software.attention = "unfused";
   const double psi = parameters(c.model), scale = 7.5 / psi;

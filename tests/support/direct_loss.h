@@ -32,8 +32,8 @@ inline double direct_loss_sum(LanguageModel& model, std::span<const int32_t> ids
   return sum;
 }
 
-// Mean over all tokens except the first, each predicted once, in windows of the context; documents after an `end` token
-// are independent.
+// Mean loss over all tokens except the first, each predicted once, in windows of the context length; documents after an
+// `end` token are independent.
 inline double direct_loss(LanguageModel& model, const std::vector<int32_t>& tokens, const ArenaPtr& arena,
                           std::optional<int32_t> end = {}) {
   const size_t last = tokens.size() - 1, context = static_cast<size_t>(model.config.context);

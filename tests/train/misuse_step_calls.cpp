@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "models/layout.h"
 #include "models/sample.h"
 #include "parallel/context_parallel.h"
 #include "parallel/gradient_norm.h"

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/errors.h"
@@ -381,6 +382,29 @@ TEST(Straggler, OnlyOutliersAreDetected) {
     EXPECT_EQ(find_straggler({0, 1}, 2 + more).has_value(), more >= 0) << more;
   }
   EXPECT_FALSE(find_straggler({}, 10));
+}
+
+// Only fields that a user did not set follow the optimizer, and only where its row differs from the common defaults.
+TEST(Optimisation, UnsetFieldsFollowOptimizer) {
+  const OptimizerDefaults common;
+  for (size_t i = 0; i < kOptimizers.size(); ++i) {
+    const OptimizerDefaults& own = kOptimizers[i].defaults;
+    Optimisation optim{.optimizer = static_cast<OptimizerKind>(i)}, set = optim;
+    set_defaults(optim, [](std::string_view) { return false; });
+    EXPECT_EQ(optim, (Optimisation{.optimizer = set.optimizer,
+                                   .momentum = own.momentum,
+                                   .lr = own.lr,
+                                   .weight_decay = own.weight_decay,
+                                   .beta1 = own.beta1,
+                                   .beta2 = own.beta2}));
+    set.momentum = 0.5, set.lr = 2;
+    const Optimisation before = set;
+    set_defaults(set, [](std::string_view) { return true; });
+    EXPECT_EQ(set, before);
+    set_defaults(set, [](std::string_view field) { return field == "momentum"; });
+    EXPECT_EQ(set.momentum, 0.5);
+    EXPECT_EQ(set.lr, own.lr == common.lr ? 2 : own.lr);
+  }
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ TEST_F(RunTest, LocalUpdatesAndAsynchronousWorkersHaveTheSameLifeCycle) {
   }
 }
 
-TEST_F(RunTest, RejectsCompletedSteps) {
+TEST_F(RunTest, RejectsFewerStepsThanCompleted) {
   train("run", {});
   TrainConfig shorter = config("run", {});
   shorter.optim.steps = 5;

@@ -191,7 +191,7 @@ TypedOptions sample_plan(Sampler& d) {
   return o;
 }
 
-// The plan with all requirements of the fault, from its error; nullopt if that is invalid.
+// The plan changed to meet all requirements of the fault (InjectedFault::needs()); nullopt if they cannot all be met.
 std::optional<TypedOptions> with_needs(TypedOptions o, const InjectedFault& d) {
   for (int round = 0; round < 3; ++round) {
     const std::vector<Need> needs = d.needs(resolve(o));

@@ -19,6 +19,7 @@
 #include "base/bad_input.h"
 #include "base/json.h"
 #include "models/layout.h"
+#include "models/stages.h"
 #include "parallel/comm/fake_transport.h"
 #include "train/checkpoint/state.h"
 

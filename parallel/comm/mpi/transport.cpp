@@ -137,7 +137,7 @@ int64_t MpiTransport::direct(const Call& call) {
 int64_t MpiTransport::native(const Call& call) {
   if (call.gpu)
     throw Error("[comm] MPI's native collectives support only arrays in host memory, got " + describe(call) +
-                "; expected " + portable_algorithms());
+                "; expected " + expected_algorithms());
   if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);

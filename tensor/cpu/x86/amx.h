@@ -108,9 +108,9 @@ template <class F>
 
 // Packing into tiles, 32 x 32 elements at a time.
 //
-// A tile of A is 16 rows of 32 inner elements; a tile of B is 16 inner row pairs x 16 columns, with pairs adjacent. To
-// become a B, a row-major matrix needs its row pairs interleaved; to become an A, used transposed, its 16 x 16 pairs
-// transposed. For a column-major matrix it is the reverse.
+// A tile of A is 16 rows of 32 inner elements; a tile of B is 16 inner row pairs x 16 columns, with pairs adjacent. A
+// row-major B: interleave its row pairs. A column-major B: transpose its 16 x 16 pairs. A row-major A is copied; a
+// column-major A (a row-major matrix used transposed): interleave row pairs, then transpose 16 x 16 pairs.
 
 // g++ 12 warns about its intrinsics (GCC bug 105593).
 #pragma GCC diagnostic push

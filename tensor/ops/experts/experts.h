@@ -34,8 +34,8 @@ struct RouteOptions {
   // If sequences are sharded: maps choices, int32 (N, k), to the number of preceding choices of the same expert in the
   // full sequence, int32 (N, k), which count against the capacity.
   std::function<Tensor(const Tensor& chosen)> earlier = {};
-  // For sequences that end in padding, which has no row, no loss and no choice (its `chosen` is E): tokens of each
-  // sequence, local tokens (which come first), and capacity. Empty: no padding.
+  // For sequences that end in padding, which has no row, no loss and no choice (its `chosen` is E): the number of
+  // tokens of each sequence, of local tokens (which come first), and the capacity. Empty: no padding.
   struct Length {
     int64_t tokens = 0, here = 0, capacity = 0;
   };
@@ -103,7 +103,7 @@ struct GemmGroup {
 Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups);
 // dy (R, N) -> (R, K).
 Tensor grouped_linear_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups);
-// Writes dy^T x of each group's rows to its gradient: any floating dtype, or undefined if not needed.
+// Writes dy^T x of each group's rows to the group's `w`: a gradient of any floating dtype, or undefined if not needed.
 void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x);
 
 enum class GemmKind : uint8_t { forward, input_grad, weight_grad };

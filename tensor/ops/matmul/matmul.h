@@ -65,11 +65,11 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
 
 // h = a b + bias, y = gelu(h) of the unrounded sum.
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias);
-// dh = (a b) gelu'(h) of the unrounded sum. The caller computes dh's row sums; with a defined dbias (float32) the
-// comparison includes their cost.
+// dh = (a b) gelu'(h) of the unrounded sum. The caller computes the sum of dh over its rows; with a defined dbias
+// (float32) the comparison includes its cost.
 bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias);
-// out = a b, and `sums` (M) = the row sums of a, the transpose of a matrix with contiguous rows. If a is dy^T, these
-// are the gradients of a weight and its bias.
+// out = a b, and `sums` (M) = the sum of each row of a. a must be the transpose of a matrix with contiguous rows. If a
+// is dy^T, the results are the gradients of a weight and its bias.
 bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, const Tensor& b);
 }  // namespace cuda
 

@@ -270,8 +270,8 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. With both signs, 0
-// and 1: 256 values.
+// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. Both signs, and the
+// values 0 and 1, make 256.
 std::array<float, 256> make_dynamic_values() {
   std::array<float, 256> out{};
   size_t at = 0;

@@ -130,8 +130,8 @@ struct FusedBounds {
 };
 
 namespace cuda {
-// Bitwise identical to the CPU. Throws Error for more than kMaxFused fused matrices. Several nf4 runs require copying
-// their table, 16 bytes each, before the kernel.
+// Bitwise identical to the CPU. Throws Error for more than kMaxFused fused matrices. For several nf4 runs, a table of
+// 16 bytes per run is copied to the GPU before the kernel.
 inline constexpr int kMaxFused = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
 }  // namespace cuda

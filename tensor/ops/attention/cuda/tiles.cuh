@@ -1,6 +1,6 @@
 // Steps of tensor-core attention (after Dao 2023, "FlashAttention-2").
 //
-// A warp multiplies R times 16 rows of a block's tile with the rows of another tile (scores), and the result with the
+// A warp multiplies R x 16 rows of a block's tile with the rows of another tile (scores), and the result with the
 // columns of a third: accumulators of the first matmul, packed as pairs, are the left operand of the second, so
 // probabilities never leave the registers.
 #pragma once
@@ -27,7 +27,7 @@ __device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from
   }
 }
 
-// sums += rows of `left` from row0 on, times the rows of `right` from 0 on, over D.
+// sums += L R^T over D, with the rows of `left` from row0 on as L and the rows of `right` from 0 on as R.
 template <int D, int R, int C>
 __device__ void multiply_rows(WarpSums<R, C>& sums, SharedTile<D> left, int row0, SharedTile<D> right) {
   const int l = lane();

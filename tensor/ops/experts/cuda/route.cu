@@ -1,6 +1,6 @@
 // Each thread processes a token with the CPU's formulas in the same order (tensor/ops/experts/token.h). One block per
-// expert and sequence scans the sequence's choices in order to count positions; without atomics, every run assigns the
-// same rows.
+// expert and sequence scans the sequence's choices in order to count positions; without atomics, every run assigns
+// each choice to the same row.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -163,7 +163,8 @@ __global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choice
   taken[blockIdx.x] = static_cast<int32_t>(fitting);
 }
 
-// Rows per expert, and the first row of each sequence: grouped by expert, then by sequence.
+// Number of rows per expert, and the first row of each expert and sequence. Rows are grouped by expert, then by
+// sequence.
 __global__ __launch_bounds__(kThreads) void starts_kernel(const int32_t* taken, int sequences, int experts,
                                                           int32_t* starts, double* counts) {
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {

@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kSumLanes = 16;
 
 // For the baseline instruction set (vectorize.h); x86/lanes.h has bitwise identical versions for other x86-64
-// instruction sets. scaled_add(): c += s b on one vector of kBytes. Lanes: sixteen float32 with load(), fma(): sum += a
-// b, and total(): the lanes' sum, pairing l and l + 8, then l and l + 4, and so on.
+// instruction sets. scaled_add(): c += s b on one vector of kBytes. Lanes: sixteen float32. fma(): sum += a b. total():
+// the sum of the lanes, added in pairs l and l + 8, then l and l + 4, and so on.
 struct Baseline {
   static constexpr int kBytes = 16;
   static void scaled_add(VectorOf<float, 16>::type& c, float s, const VectorOf<float, 16>::type& b) {
@@ -121,7 +121,7 @@ template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double
                         InstructionSet);
 
 // Cache blocking: a strip of B (kDepth x kStripVectors vectors) stays in L1 (L2 with AVX-512) while rows of A stream
-// past, and a block of A's rows in L2.
+// past, and a block of A's rows stays in L2.
 
 namespace {
 

@@ -38,7 +38,7 @@ struct GemmProblem {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
   const std::byte* bias = nullptr;  // dtype `result`; or null
-  std::byte* sums = nullptr;        // sums of right over k: (n), dtype `result`; requires no bias
+  std::byte* sums = nullptr;        // sums of right over k: (n), dtype `result`; requires a null bias
   Epilogue epilogue = Epilogue::none;
   Matrices aux = {};
   DType operands = DType::float32, result = DType::float32;

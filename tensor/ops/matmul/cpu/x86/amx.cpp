@@ -135,8 +135,9 @@ struct Overlapped {
   }
 };
 
-// One thread's blocks of rows [begin, end). A group of columns of b stays in L2 while all rows stream past, and a block
-// of rows in L1 for the group's columns. Each block is rounded and stored during the next block's multiplication.
+// One thread's blocks of rows [begin, end). A group of columns of b stays in L2 while all rows stream past; a block of
+// rows stays in L1 until it has been multiplied by all columns of the group. Each block is rounded and stored during
+// the next block's multiplication.
 template <class T>
 struct Worker {
   const Problem& p;

@@ -320,7 +320,7 @@ class Blas {
         without = std::min(without, time(arena, other, other.algorithm, separate.problem, separate.rest));
       }
       return with < without ? written(best->algorithm)
-                            : fmt::format("{} {:.4f} ms, in one {:.4f} ms", kSeparate, without, with);
+                            : fmt::format("{} {:.4f} ms, fused {:.4f} ms", kSeparate, without, with);
     });
   }
 
