@@ -217,7 +217,7 @@ void quantize(const CheckpointOptions& o) {
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run.config));
-  for (const std::string& note : text.notes) say(with_options(note));
+  for (const std::string& note : text.notes) say(note);
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,

@@ -456,12 +456,6 @@ Command CommandLine::parse(int argc, const char* const* argv) {
 
 }  // namespace
 
-Command parse_command_line(int argc, const char* const* argv) {
-  try {
-    return CommandLine().parse(argc, argv);
-  } catch (const Error& e) {
-    throw_with_options(e);
-  }
-}
+Command parse_command_line(int argc, const char* const* argv) { return CommandLine().parse(argc, argv); }
 
 }  // namespace tessera

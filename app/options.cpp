@@ -312,14 +312,6 @@ std::string with_options(const std::string& message) {
   return out + message.substr(at);
 }
 
-void throw_with_options(const Error& error) {
-  std::vector<std::string> messages = error_messages(error);
-  for (std::string& message : messages) message = with_options(message);
-  if (messages.size() == 1 && error.status() == Status::input) throw InputError(messages.front());
-  if (messages.size() == 1) throw Error(messages.front(), error.status());
-  throw Errors(messages, error.status());
-}
-
 // Matches complete words only.
 static bool has_name(std::string_view text, const std::string& name) {
   const auto is_letter = [&](size_t at) {

@@ -188,8 +188,6 @@ Args all_values(const TrainCommand& command);
 // Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
 // ...".
 std::string with_options(const std::string& message);
-// Rethrows the current error, with with_options() applied to all messages.
-[[noreturn]] void throw_with_options(const Error& error);
 // Rethrows the error, prefixed with the option if it concerns `path` and names no option.
 [[noreturn]] void throw_for_option(std::string_view option, const std::string& path, const InputError& error);
 // Returns f(); applies throw_for_option() to InputErrors.

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "app/options.h"
+
 namespace tessera {
 
 void open_standard_descriptors() {
@@ -126,7 +128,7 @@ std::string Progress::terminal_line(const StepReport& r) const {
   return (o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ") + text;
 }
 
-void say(const std::string& line) { std::fputs((one_line(line) + "\n").c_str(), stderr); }
+void say(const std::string& line) { std::fputs((one_line(with_options(line)) + "\n").c_str(), stderr); }
 
 void say_above_progress(const std::string& line) {
   const std::string text =

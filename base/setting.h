@@ -59,11 +59,11 @@ struct Choice {
 };
 
 // Where the value is.
-struct Place : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
-                            std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
+struct ValueRef : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
+                               std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
   using variant::variant;
   template <class Enum>
-  requires std::is_enum_v<Enum> Place(Enum* value, std::string* file = nullptr)
+  requires std::is_enum_v<Enum> ValueRef(Enum* value, std::string* file = nullptr)
       : variant(Choice{value, [](const void* p) { return static_cast<int64_t>(*static_cast<const Enum*>(p)); },
                        [](void* p, int64_t i) { *static_cast<Enum*>(p) = static_cast<Enum>(i); }, value_names(*value),
                        file}) {}
@@ -72,7 +72,7 @@ struct Place : std::variant<int64_t*, double*, bool*, std::string*, std::optiona
 // Points into the struct and must not outlive it.
 struct Setting {
   std::string_view name;
-  Place at;
+  ValueRef at;
   std::string_view help = {};  // names other fields in backticks
   Field field = {};
 

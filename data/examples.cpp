@@ -114,7 +114,7 @@ struct Rendered {
   std::string role = {};      // an unknown role, whose messages are not responses
 };
 
-// Selected by `automatic` for messages; null if the tokenizer has none.
+// The tokenizer's own template, which `automatic` selects for messages; null if it has none.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
@@ -304,7 +304,7 @@ class Encoder {
   };
 
   // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates. A
-  // segment's tokens end where the encoding of the text up to its end does.
+  // segment's tokens end at the byte at which the encoding of the text up to the segment's end ends.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
     if (run.spans.size() == 1) return add(to, tokens, run.spans[0].second);

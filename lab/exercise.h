@@ -167,7 +167,7 @@ class Grading {
       tell(wrong);
     }
   }
-  // Records a failure, so that preceding checks still run. Throws Enough if there are none.
+  // Records a failure, so that preceding checks still run. Throws Enough if there are no preceding checks.
   void tell(const Failure& wrong);
   struct Enough {};
 

@@ -16,7 +16,8 @@ constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 struct Tile {
   Range queries, keys;
   AttentionOptions options;
-  bool first_of_queries, first_of_keys;  // first tile written to these queries' result, or to these keys' gradient
+  // Whether this tile is the first written to these queries' result, and to these keys' gradient.
+  bool first_of_queries, first_of_keys;
 };
 
 struct Ring {

@@ -96,7 +96,8 @@ struct Hardware {
 };
 
 enum class TensorOverlap : uint8_t { none, backward, all };  // overlap of tp collectives with matmuls
-// Whether ZeRO-3 reshards parameters after forward and gathers them again for backward; automatic: unless pp > 1.
+// Whether ZeRO-3 reshards parameters after forward and gathers them again for backward; automatic: it does unless pp >
+// 1.
 enum class Reshard : uint8_t { always, never, automatic };
 
 // A framework's storage, communication and overlap, according to its documentation.

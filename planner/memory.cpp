@@ -130,7 +130,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
-  // Tessera frees activations that W does not read after I.
+  // After I, Tessera frees the activations that W does not read.
   const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(saved, saved_for_weight_pass(c));
   std::vector<MemoryParts> out;
   std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // counts a tied table on both end stages

@@ -129,7 +129,8 @@ PipelineTime PipelineClock::time(const Plan& plan, const std::vector<StageTimes>
     return finished(plan, stages, all.seconds(stages, message, spans), all.activations);
   }
   // In the steady state each further round of p micro-batches adds a constant time, at least the busiest rank's passes;
-  // with gpipe the number in flight grows as well. Within 1% of the full simulation for 3,000 uneven pipelines.
+  // with gpipe the number in flight grows as well. The result was within 1% of the full simulation for 3,000 uneven
+  // pipelines.
   const Order& before = find_order(plan, few);
   const double first = before.seconds(stages, message, spans);
   const PipelineTime then = before.activations;

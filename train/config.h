@@ -101,7 +101,8 @@ void check(const TrainConfig& job, bool traced = false);
 // Whether any checkpoint before the last one is written in the background from a copy.
 bool saves_in_background(const TrainConfig& config);
 
-// The full model's config; an unset vocabulary becomes `tokens_vocab`. Throws FieldError if a set one is smaller.
+// The full model's config; an unset vocabulary size becomes `tokens_vocab`. Throws FieldError if the configured size is
+// smaller.
 ModelConfig model_config(const TrainConfig& job, int64_t tokens_vocab);
 // The full model with meta tensors.
 std::unique_ptr<LanguageModel> full_model(const TrainConfig& job, int64_t tokens_vocab);

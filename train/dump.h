@@ -38,7 +38,7 @@
 namespace tessera {
 
 // Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped, because ranks run no synchronized
-// steps or the run ends before.
+// steps or the run ends before that step.
 void check_dump(const TrainConfig& job, int64_t step);
 
 class StepDump {

@@ -361,7 +361,8 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& si
     int64_t of_experts = 0;
     for (const UnitSizes& u : sizes.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
     const int64_t few = n / p.ep, common = (sizes.full(true) - of_experts) * s.grad;
-    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // buckets' chunks add up to one array's
+    // Whether the chunks of the buckets add up to those of one array.
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;
     out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
             alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
     out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});

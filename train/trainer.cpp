@@ -123,7 +123,7 @@ ModelPart::Options Trainer::part_options() {
           .trace = trace_};
 }
 
-// Index of each local unit in the full model; past its end for the copy of a tied weight.
+// Index of each local unit in the full model; the copy of a tied weight gets the index after the last.
 void Trainer::find_units() {
   const std::vector<Module::Unit> full = full_model_->layout();
   for (const int stage : stages_of_units(*full_model_, part_->layers()))

@@ -417,7 +417,7 @@ int run(const EvaluateOptions& o) {
   check_example_options(model.run.config.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
-    for (const std::string& note : f.text.notes) say(with_options(note));
+    for (const std::string& note : f.text.notes) say(note);
   launch(launch_options("evaluate", model.run, model.run.config.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();

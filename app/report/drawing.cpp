@@ -86,7 +86,7 @@ bool uses(const std::string& body, const std::string& rule) {
 }
 
 // Contains only rules for classes in `body`, with literal colours, because most SVG viewers other than browsers lack
-// variables; repeated for dark screens.
+// variables. The rules are repeated for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());

@@ -95,7 +95,7 @@ struct Chart {
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
   std::string grid(const NumberFormat& format) const;
-  // Labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
+  // Labels at height `foot`, as distances from `first`; with `count`, about that many labels, with vertical grid lines.
   std::string axis(double foot, const NumberFormat& format, double count = 0) const;
 };
 // About `count` round numbers.

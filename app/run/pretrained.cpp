@@ -175,7 +175,7 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
   std::fputs(for_terminal(with_options(refusal->table)).c_str(), stderr);
-  throw Error(with_options(refusal->line));
+  throw Error(refusal->line);
 }
 
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
@@ -202,11 +202,12 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   }
   if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
     Checkpoint found = open_checkpoint(from);
-    check_finite_tensors(found);
+    check_checkpoint_finite(found);
     return found;
   }
   const fs::path directory = names_directory(from / "checkpoints") ? from / "checkpoints" : from;
-  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_finite_tensors)) return *found;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_checkpoint_finite))
+    return *found;
   bad_input("{}: no usable checkpoint: {}", from.string(),
             passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
 }
@@ -319,7 +320,7 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) say(with_options(note));
+  for (const std::string& note : notes) say(note);
 }
 
 ModelConfig first_config(const TrainConfig& o) {

@@ -199,7 +199,7 @@ std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   return std::string(width, ' ');
 }
 
-// Applies the filter or test that argument `name` specifies to `v`, with the remaining arguments.
+// Applies to `v` the filter or test that argument `name` specifies, with the remaining arguments.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
   if (!found) bad_input("unknown filter or test '{}'", c.exact(name));

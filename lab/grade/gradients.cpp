@@ -91,7 +91,8 @@ struct MicroGradients {
   }
   Tensor of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
   Tensor of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
-  // Over the micro-batches of each rank, then ranks; or over the ranks of each micro-batch, then micro-batches.
+  // The sum over the micro-batches of each rank and then over ranks, or over the ranks of each micro-batch and then
+  // over micro-batches.
   Tensor summed() const {
     Tensor sum;
     if (of.zero >= 2)

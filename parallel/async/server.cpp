@@ -113,7 +113,8 @@ void AsyncServer::make_shard() {
   shard_ = std::make_unique<AsyncShard>(options_.optimizer(shards_), std::move(o));
 }
 
-// One communicator per worker: its rank uses it as the worker, all others in the server's thread for that worker.
+// One communicator per worker: the worker's rank uses it as the worker, every other rank in its server thread for that
+// worker.
 void AsyncServer::connect() {
   for (int w = 0; w < axis_.size(); ++w) {
     auto comm = axis_.split(0, rank_, axis_.axis());

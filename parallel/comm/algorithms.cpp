@@ -88,10 +88,7 @@ void Exchange::run() {
       memory.copy(call.out, call.in + begin, bytes(rank));
       return send_chunks(call.in);
     case Op::all_to_all:
-      send_chunks(call.in);
-      memory.copy(call.out + begin, call.in + begin, bytes(rank));
-      for (int r = 0; r < n; ++r)
-        if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
+      sent = exchange_uneven(t, call);
       return;
     default: {  // barrier: a message between every pair of ranks
       std::byte token{};

@@ -165,7 +165,7 @@ TEST_F(UnevenCheckpointTest, RecordRequiresCompletePushOrder) {
         "--replay: order.txt does not match the resumed run");
 }
 
-// Without learning, the workers' losses together are those of one rank.
+// With a negligible learning rate, the workers' losses combined equal the losses of one rank.
 
 using AsyncRowsTest = ProgramTest;
 

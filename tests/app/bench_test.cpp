@@ -468,7 +468,7 @@ TEST(BenchFiles, GroupsFilesWithEqualMachineLoad) {
             "b-2: 2 cores\n");
 }
 
-// Plans run and compared with their predictions, and the output of `train` on a calibrated machine.
+// Measured plans compared with their predictions, and the output of `train` on a calibrated machine.
 
 class PlanMeasureTest : public ProgramTest {
  protected:

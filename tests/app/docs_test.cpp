@@ -8,18 +8,19 @@
 //   what it printed
 //   ```
 //
-// The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (of its output, and of `verify --defect`, a
-// page may omit lines as `...`), `./tessera bench --benchmark_list_tests`, `./tessera data SOURCE --out FOLDER`,
-// `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat FILE`, whose block becomes that file
-// for later commands of the page. `./tessera train --trace` runs for a report and has no output block, nor has
-// `./tessera report --figure NAME --svg --out FILE`: that file is in the repository and shown by the page. Figures of
+// The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (a page may replace lines of its output, and
+// of that of `verify --defect`, by `...`), `./tessera bench --benchmark_list_tests`, `./tessera data SOURCE --out
+// FOLDER`, `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat FILE`, whose block becomes
+// that file for later commands of the page. `./tessera train --trace` runs for a report and has no output block, nor
+// has `./tessera report --figure NAME --svg --out FILE`: FILE is in the repository and shown by the page. Figures of
 // plans are compared byte by byte, figures of runs by structure, including memory with closed forms.
 //
-// Whitespace is ignored, numbers are compared; but a loss may differ by 0.01 and a peak of memory by 10%, and rounding
-// of sums may be anything, because CPUs multiply matrices in different ways; oneDNN, whose workspace varies most, is
-// limited to AVX2, with which the pages were made. In reports, times may be anything: ms, lengths in figures, and
-// bubbles derived from them; planned and sent values and memory may not. Reports are made on two cores, because they
-// mention whether there are fewer than ranks. TESSERA_UPDATE_DOCS=1 writes the output into the pages instead.
+// Whitespace is ignored and numbers are compared, but a loss may differ by 0.01 and peak memory by 10%, and rounding
+// differences are not compared, because CPUs sum matmuls in different orders; oneDNN, whose workspace varies most, is
+// limited to AVX2, with which the pages were generated. In reports, times are not compared: ms, lengths in figures, and
+// bubbles derived from them; planned values, bytes sent and memory are. Reports are generated on two cores, because
+// they mention whether there are fewer cores than ranks. TESSERA_UPDATE_DOCS=1 writes the output into the pages
+// instead.
 
 #include <sched.h>
 
@@ -196,7 +197,7 @@ class Difference {
     if (e[0] == "rank") columns_ = e;
     if (e[0].ends_with(':') || e[0] == "Each") planned_ = e[0] == "planned:";
     const bool is_loss = e[0] == "loss", is_rounding = e[0].starts_with("relative") || e[0] == "bound";
-    size_t marks = 0;  // before this word: marks have no column heading
+    size_t marks = 0;  // number of "ok" up to this word: these have no column heading
     for (size_t w = 0; w < e.size(); ++w) {
       marks += e[w] == "ok" ? 1 : 0;
       const std::string column = w - marks < columns_.size() ? columns_[w - marks] : "";

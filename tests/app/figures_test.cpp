@@ -276,7 +276,7 @@ TEST_F(RunMetricsTest, BenchmarkRatesEqualWorkOverTime) {
       "--benchmark_min_time=0.001");
   const Json all = Json::parse(ran.out);
   constexpr double kPlane = 12 * 256 * 384, kProduct = 3'623'878'656;
-  // Elements read and written once, and matmuls.
+  // Bytes if every element is read or written once, and FLOPs of matmuls.
   const std::map<std::string, std::pair<double, double>> work = {
       {"add/forward", {3 * kPlane, 0}},
       {"add/backward", {5 * kPlane, 0}},

@@ -129,7 +129,7 @@ TEST_F(KillTest, RunKilledFiftyTimesMatchesUninterruptedRunBitwise) {
   for (uint64_t k = 0; k < kKills && !HasFailure(); ++k) kill_and_check(k);
   ASSERT_FALSE(HasFailure());
   const int64_t reached = newest_step();
-  // Two thirds or more on a disk; a memory file system saves too fast to hit.
+  // On a disk two thirds or more of the kills hit a save; on a memory file system saves are too short to be hit often.
   EXPECT_GT(while_saving_, kKills / 4);
   must("train --resume --out run --save-every 0");
 
@@ -183,7 +183,7 @@ class SoakTest : public ProgramTest {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
   }
 
-  // Until the next save, or a time limit: not every run saves.
+  // Waits until the next save, or until a time limit, because not every run saves.
   void await_saving(pid_t child) const {
     const auto begin = Clock::now();
     while (!saving(child) && Seconds(Clock::now() - begin).count() < duration_)

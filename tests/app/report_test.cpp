@@ -292,7 +292,8 @@ TEST(Exposure, SeparatesWaitingTransferAndOverlappedTime) {
     EXPECT_NEAR((*found)[rank].transfer, transfer, 1e-9) << rank;
     EXPECT_NEAR((*found)[rank].hidden, hidden, 1e-9) << rank;
   };
-  expect(0, 10, 15, 20);  // from 60 to 70; until 80, reported at 85; from 20 to 40
+  // Waiting from 60 to 70, transfer until 85 (the data arrived at 80), overlapped communication from 20 to 40.
+  expect(0, 10, 15, 20);
   expect(1, 0, 15, 10);
   EXPECT_NEAR(report::mean(*found).exposed(), 20, 1e-9);
   Record old = r;
@@ -300,7 +301,8 @@ TEST(Exposure, SeparatesWaitingTransferAndOverlappedTime) {
   EXPECT_FALSE(report::exposures(old, report::median_step(old)));
 }
 
-// Four data ranks with experts sharded over 0, 1 and over 2, 3: ranks 1 and 3 are late, and 3 later than 1.
+// Four data ranks with experts sharded over ranks 0 and 1 and over ranks 2 and 3. Ranks 1 and 3 are late, rank 3 later
+// than rank 1.
 TEST(Exposure, RanksWaitOnlyForTheirGroup) {
   Record r = two_ranks();
   const auto waiting = [&](const char* axis) {

@@ -198,7 +198,7 @@ Problem sample_cross_entropy(Random& random) {
           [targets, vocab](const Values& v) { return compute_loss(v[0], targets, static_cast<size_t>(vocab)); }};
 }
 
-// In half of the problems more rows than a block; block sizes that divide the rows and that do not.
+// Half of the problems have more rows than a block; block sizes may or may not divide the rows.
 Problem sample_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
   const int64_t channels = random.between(1, 20), vocab = random.choose<int64_t>({2, 17, 65});
@@ -438,7 +438,7 @@ Problem sample_norm_heads(Random& random) {
 
 // Mixture of experts.
 
-// Rows of one or several sources, some of them unassigned.
+// Rows of one or several sources; some rows are unassigned.
 Problem sample_linear_rows(Random& random) {
   const int64_t in = random.between(1, 300), out = random.between(1, 90), weights = random.between(1, 4);
   std::vector<int64_t> counts;

@@ -40,7 +40,7 @@ Values random_values(const Problem& p, DType dtype, Random& random) {
   return values;
 }
 
-// Equal elements with different strides: permuted dims, and inside a larger tensor.
+// The same elements with different strides: with permuted dims, as a view of a larger tensor.
 Tensor strided(const Tensor& t) {
   if (t.ndim() < 2) {
     Tensor wide = t.make({t.numel(), 3});
@@ -199,7 +199,7 @@ TEST(OpTable, ResultsAreBitwiseIndependentOfStridesAndThreads) {
   cpu::set_threads(before);
 }
 
-// oneDNN is not independent of threads and strides, but repeats the same call bitwise, at any address.
+// oneDNN's results depend on threads and strides, but repeated calls are bitwise identical, at any address.
 TEST(OpTable, LibraryMatmulsAreBitwiseReproducible) {
   int seen = 0;
   for_each_problem(op_table(), [&](const Problem& p, Random& random) {
@@ -285,7 +285,7 @@ Tensor displaced(const Tensor& t) {
   return view;
 }
 
-// Different summation orders, and occasionally an element that is rounded differently.
+// Relative bound for different summation orders, and for the occasional element that is rounded differently.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-14 : dtype == DType::float32 ? 2e-6 : 4e-3; }
 
 TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {

@@ -119,7 +119,7 @@ def complaints(line, status, out, err, mpi):
     seen = []
     text = err.decode("utf-8", "backslashreplace")
     spoken = [x for x in text.split("\n") if x and not x.startswith(("/bin/bash: warning", "libgomp: "))]
-    if strike and (not spoken or mpi and status < 0):  # before startup; mpirun itself
+    if strike and (not spoken or mpi and status < 0):  # killed before startup, or mpirun itself was killed
         return seen
     if status < 0:
         seen.append(f"died of signal {-status}")

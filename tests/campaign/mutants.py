@@ -46,7 +46,7 @@ def output_of(command, **more):
 def used_by(root):
     """CPU seconds of a process and its children, and whether all of them are blocked.
 
-    Wall-clock time would report mutants on a busy machine."""
+    On a busy machine, a limit on wall-clock time would count as killed mutants that are only slow."""
     children, ticks, waits = {}, 0, True
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -119,8 +119,8 @@ class Campaign:
                     self.lines.append((f, number, at, at + len(line) + 1))
                 at += len(line) + 1
 
-    def rng(self, n):
-        """Infinite candidates of the n-th mutant: (file, line, kind, begin, end, instead)."""
+    def candidates(self, n):
+        """An endless sequence of candidates for the n-th mutant: (file, line, kind, begin, end, instead)."""
         dice = random.Random(f"{self.seed}:{n}")
         while True:
             f, number, begin, end = dice.choice(self.lines)
@@ -186,7 +186,7 @@ class Campaign:
         kept.write_text(json.dumps([head, self.seconds, self.skipped]), "utf-8")
 
     def judge(self, file):
-        """The test that kills the current build, or "". A test that then passes separately is excluded."""
+        """The test that kills the current build, or "". A test that fails here but passes when it is rerun alone is excluded."""
         for name in SEEN_BY[file.split("/")[0]].split():
             while True:
                 limit = 30 + 4 * self.seconds[name]
@@ -202,7 +202,7 @@ class Campaign:
 
     def mutant(self, n, show=False):
         tried = {"no_build": 0, "same_code": 0}
-        for file, number, kind, begin, end, instead in self.rng(n):
+        for file, number, kind, begin, end, instead in self.candidates(n):
             path, text = Path(self.tree, file), self.text[file]
             objects = self.objects[file]
             if self.ninja(objects) != 0:
@@ -240,7 +240,7 @@ def main():
     campaign = Campaign(os.path.abspath(o.tree), o.seed)
     if o.list:
         for n in range(o.count):
-            f, number, kind, begin, end, instead = next(campaign.rng(n))
+            f, number, kind, begin, end, instead = next(campaign.candidates(n))
             print(f"{n} {f}:{number} {kind}: {' '.join(campaign.text[f][begin:end].split())} -> {' '.join(instead.split())}")
         print(f"{len(campaign.lines)} lines of {len(campaign.files)} files; left out: {' '.join(campaign.left_out)}")
         return

@@ -24,7 +24,8 @@ PERIPHERAL = {"cuda", "cpu", "mpi", "tcp", "nccl", "async", "quantize", "experts
 SUMS = ["core", "peripheral", "product"]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# Each kind of file has a pattern that finds its comments (group 1), and first the texts in which none begins.
+# For each kind of file, a pattern whose group 1 is a comment. Its first alternatives match texts in which no comment
+# begins.
 C = re.compile(r"""R"(?P<end>\w*)\(.*?\)(?P=end)"|"(?:\\.|[^"\\\n])*"|'(?:\\.[^'\n]*|[^'\\\n])'|(//[^\n]*|/\*.*?\*/)""", re.S)
 SHELL = re.compile(r"^[ \t]*(#(?!!)[^\n]*)", re.M)
 PYTHON = re.compile(r'^[ \t]*(#(?!!)[^\n]*|[rR]?""".*?""")', re.M | re.S)

@@ -42,7 +42,7 @@ struct EmulatedCommunicator {
   void launch() {
     for (const Launch& each : std::exchange(waiting, {}))
       push(each.stream, [of = rank, calls = each.calls, held = each.stream->capture ? in_graphs : nullptr] {
-        // Issues its calls when it first runs, and is done when all of them are.
+        // The task issues its calls when it first runs, and is done when all of them are.
         return [of, calls, ends = std::vector<std::function<bool()>>()]() mutable {
           if (of->aborted) return true;
           if (ends.empty())

@@ -1,6 +1,6 @@
 // Runtime functions for devices and memory: any number of GPUs with host memory.
 //
-// New device memory contains NaN in every dtype, where host memory contains zeros, which exposes uninitialized reads.
+// New device memory contains NaN in every dtype (new host memory contains zeros), which exposes uninitialized reads.
 
 #include <cstdlib>
 #include <optional>

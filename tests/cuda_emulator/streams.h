@@ -66,7 +66,7 @@ struct Point {
 };
 std::vector<Point> ends_of_lines();  // of lines with pending tasks
 
-// Work, or recording of or waiting for the event with the given number.
+// A step of a line: work, the recording of an event, or a wait for an event.
 struct Node {
   enum class Kind : uint8_t { work, record, wait };
   Kind kind = Kind::work;

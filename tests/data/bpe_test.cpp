@@ -289,7 +289,7 @@ TEST(ExportedTokenizers, TokensMatchHfTokenizers) {
   }
 }
 
-// Tokenizers of published kinds on a text in many scripts: tokens and decoded text of the library.
+// Tokenizers of published kinds on a text in many scripts: tokens and decoded text equal those of the library.
 TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;

@@ -29,6 +29,14 @@ std::string pair(const std::string& prompt, const std::string& completion) {
 }
 const std::string kGood = pair("ab", "cd");
 
+// In the order of the rows.
+std::vector<int32_t> target_tokens(const Rows& rows) {
+  std::vector<int32_t> inputs(static_cast<size_t>(rows.count() * rows.context())), targets(inputs.size());
+  rows.load(0, rows.count(), inputs.data(), targets.data());
+  std::erase(targets, Rows::kIgnored);
+  return targets;
+}
+
 class LoadedExamples : public DataTest {
  protected:
   fs::path write(const std::string& text) const { return file("f.jsonl", text); }
@@ -58,7 +66,7 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
       std::vector<std::string>{
           "the tokenizer has no <|im_end|>, <|im_start|>; it is encoded as text, which messages may also contain"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
+  EXPECT_EQ(chat.tokenizer->decode(target_tokens(*chat.val_examples)), "c<|im_end|>");
 }
 
 // A completion continues its prompt: the ids are those of both as one text, and the targets follow from the offsets of
@@ -82,7 +90,7 @@ TEST_F(LoadedExamples, EncodePromptAndCompletionAsOneText) {
       EXPECT_EQ(rows->tokens(), std::ssize(ids) + end);
       EXPECT_EQ(rows->targets(), targets[t][i] + end);
       std::vector<int32_t> found = rows->prompt();
-      for (const int32_t target : rows->target_tokens()) found.push_back(target);
+      for (const int32_t target : target_tokens(*rows)) found.push_back(target);
       found.resize(ids.size());
       EXPECT_EQ(found, ids);
     }
@@ -148,7 +156,7 @@ TEST_F(LoadedExamples, AreIdenticalForEveryFileFormat) {
     std::vector<std::string> notes;
     const auto rows = all_examples(written, ByteTokenizer(), {.context = 20}, notes);
     EXPECT_EQ(rows->examples(), 2) << name << bytes;
-    EXPECT_EQ(ByteTokenizer().decode(rows->target_tokens()), "c[,]\"}\\df") << name << bytes;
+    EXPECT_EQ(ByteTokenizer().decode(target_tokens(*rows)), "c[,]\"}\\df") << name << bytes;
   }
   for (const char* text : {"{ int x; }\n", "[1] A. Author, a book.\n", ""})
     EXPECT_FALSE(holds_examples(file("b.txt", text))) << text;
@@ -165,8 +173,8 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
   const std::string rows = "{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n";
   for (const bool responses : {true, false}) {
     const Dataset d = load_examples(write(rows), kBytes, {.responses_only = responses, .context = 8});
-    EXPECT_EQ(d.train_examples->target_tokens(), std::vector<int32_t>{'c'});
-    EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
+    EXPECT_EQ(target_tokens(*d.train_examples), std::vector<int32_t>{'c'});
+    EXPECT_EQ(target_tokens(*d.val_examples), std::vector<int32_t>{'b'});
   }
   EXPECT_TRUE(refusal(rows, {.name = "char"})
                   .ends_with("f.jsonl:1: the key 'input_ids' requires `tokenizer`: the directory of the tokenizer that "
@@ -281,7 +289,7 @@ TEST_F(LoadedExamples, EncodeTemplateMarkersAsSpecialTokens) {
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
   EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the name in the message is text";
-  EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
+  EXPECT_EQ(target_tokens(*d.train_examples).back(), 401);
 
   // Keys of messages named in the template count as used, even if false; others are reported.
   const std::string reads = "{% for m in messages %}{% if m.draft is defined %}[{{ m.draft }}]{% endif %}" +
@@ -321,7 +329,7 @@ TEST_F(LoadedExamples, RejectOrSkipInvalidLines) {
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 training examples"));
 }
 
-// Like TRL, adds no end to a text that already ends with its name.
+// Like TRL, adds no end token to a text that already ends with the name of this token.
 TEST_F(LoadedExamples, AppendNoSecondEosToken) {
   emptied("ends");
   file("ends/tokenizer.json", chat_tokenizer().dump());
@@ -440,13 +448,13 @@ TEST(ExampleRows, TargetsExcludePromptsAndPadding) {
   EXPECT_EQ(rows.targets(), 3);
   EXPECT_EQ(rows.count_targets(0), 2);
   EXPECT_EQ(rows.prompt(), (std::vector<int32_t>{10, 11}));
-  EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
+  EXPECT_EQ(target_tokens(rows), (std::vector<int32_t>{12, 13, 21}));
   EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
   EXPECT_THROW(ExampleRows({make_example(0, 2, 5)}, 5, false), Error);  // too long
   EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // without a target
 }
 
-// Every target once, with the same preceding tokens as in isolation, and the beginning of its document.
+// Every target occurs once, with the same preceding tokens as in isolation and the beginning of its document.
 TEST(ExampleRows, PackingIsolatesEachExample) {
   std::vector<EncodedExample> examples;
   const Philox random = Philox::named(1, "packing");

@@ -74,7 +74,7 @@ TEST(Jinja, MatchesPythonJinja2) {
   EXPECT_LE(refused, 20) << "few templates are unsupported";
 }
 
-// Some of these cases with expected results in the source, for machines without Python.
+// Similar cases with expected results in the source, for machines without Python.
 TEST(Jinja, RendersLikeJinja2) {
   const std::vector<Case> cases = {
       {"  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n", " ab"},

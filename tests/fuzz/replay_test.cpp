@@ -1,5 +1,5 @@
-// Replays the corpus of every fuzz target: files ok_* must be accepted, bad_* rejected, and others (found by a fuzzer)
-// either, without any other effect.
+// Replays the corpus of every fuzz target: files ok_* must be accepted and files bad_* rejected; all others, found by a
+// fuzzer, may be either, but must have no other effect.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -335,7 +335,8 @@ TEST(Lab, FindsSubmissionsOneDirectoryDeep) {
   EXPECT_THROW(handed_in(place.path() / "ring.cpp"), InputError);
 }
 
-// tessera_exercises of cmake/tessera.cmake. In a unity build the compile command of any other file compiles several.
+// tessera_exercises in cmake/tessera.cmake lists these files, because in a unity build the compile command of any other
+// file compiles several files.
 TEST(Lab, FilesOfExercisesAreCompiledSeparately) {
   std::set<std::string> files, listed;
   for (const Exercise& e : exercises()) files.emplace(e.file);

@@ -39,7 +39,7 @@ std::string verdict_on(const Puzzle& p, uint64_t seed, const std::string& text) 
   return grade(p, place.path() / "mine").text;
 }
 
-// Solutions: of schedules and plans found by search, others in tests/lab/solutions.txt.
+// Solutions: those of schedules and plans are found by search, all others are in tests/lab/solutions.txt.
 std::string solution(const Puzzle& p, const Task& task) {
   if (!task.solution.empty()) return task.solution;
   for (const Section& section : read_sections("solutions.txt")) {

@@ -203,8 +203,8 @@ TEST_F(Window, ChunkedDecodingMatchesForwardPass) {
   }
 }
 
-// Samples equally from the logits of a forward pass over the window: the prompt's last tokens, one more after each
-// sample, and the last half of a full context.
+// Expects the same tokens as sampling from a forward pass over the window: the prompt's last tokens, one more after
+// each sample, and the last half of a full context.
 void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
   for (const Family family : {Family::gpt2, Family::llama})
     for (const int64_t context : contexts) {

@@ -21,8 +21,9 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/fake_transport.h"
+#include "parallel/comm/forwarding_transport.h"
 #include "parallel/comm/shared_exchange.h"
+#include "parallel/comm/thread_transport.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
 
@@ -411,10 +412,25 @@ TEST(LauncherEnvironment, ErrorNamesMissingBackend) {
 
 // The exchange through shared memory, with threads as processes, so that ThreadSanitizer can check it.
 
+// Sends messages, and nothing else, as the transport of processes does.
+class Messages final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  std::unique_ptr<Transport> split(int color, int key) override { return inner().split(color, key); }
+  int64_t direct(const Call&) override { throw Error("expected messages"); }
+  int64_t messages = 0;
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    ++messages;
+    ForwardingTransport::send(to, tag, data, bytes);
+  }
+};
+
 // The shared memory of a group of threads, each with its own mapping.
 struct Shared {
   explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))) {
-    for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<FakeTransport>(r, n));
+    const auto group = make_thread_group(n, 20, true, std::make_shared<FailureState>());
+    for (int r = 0; r < n; ++r)
+      ranks.push_back(std::make_unique<Messages>(std::make_unique<ThreadTransport>(group, r)));
   }
   SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
     std::vector<SharedPlace*> places;
@@ -422,16 +438,17 @@ struct Shared {
     return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places),
                           {.timeout_s = 20, .oversubscribed = true}, peers);
   }
+  int64_t messages(int rank) const { return ranks[static_cast<size_t>(rank)]->messages; }
   std::unique_ptr<SharedPlace[]> memory;
-  std::vector<std::unique_ptr<Transport>> ranks;
+  std::vector<std::unique_ptr<Messages>> ranks;
 };
 
 Call make_call(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
   return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw(), .region = &in.arena()->region()};
 }
 
-void check(SharedExchange& shared, int me, int64_t count, DType dtype, const ArenaPtr& arena) {
-  const int n = shared.ranks();
+void check(SharedExchange& shared, const Communicator& world, int64_t count, DType dtype, const ArenaPtr& arena) {
+  const int n = world.size(), me = world.rank();
   const std::vector<double> total = summed(n, count);
   const Tensor mine = make_array(me, count, dtype, arena), x = mine.clone();
   const Tensor part = Tensor::empty({chunk_range(count, n, me).size()}, dtype, arena),
@@ -454,30 +471,29 @@ TEST(SharedExchange, MatchesThreadRanks) {
       const ArenaPtr arena = make_arena();
       for (const int64_t count : {0, 1, 100, 32'768, 100'001})
         for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-          check(shared, world.rank(), count, dtype, arena);
+          check(shared, world, count, dtype, arena);
+      EXPECT_GT(memory.messages(world.rank()), 0);
     });
   }
 }
 
-// Each rank has its own mapping of the others' arrays, like processes; nothing goes through the window.
-TEST(SharedExchange, LargeArraysAreReadInPlace) {
+// Each rank has its own mapping of the others' arrays, like processes.
+TEST(SharedExchange, MappableArraysAreReadInPlace) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
     launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
       PeerMemory peers;
       SharedExchange shared = memory.exchange(world.rank(), &peers);
       const ArenaPtr arena = make_shared_arena();
-      for (const int64_t count : {32'768, 100'001})
+      for (const int64_t count : {0, 1, 100, 32'768, 100'001})
         for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-          check(shared, world.rank(), count, dtype, arena);
-      for (const auto& slot : memory.memory[static_cast<size_t>(world.rank())].slots)
-        EXPECT_EQ(std::count(slot.begin(), slot.end(), std::byte{0}), kSlotBytes);
+          check(shared, world, count, dtype, arena);
+      EXPECT_EQ(memory.messages(world.rank()), 0);
     });
   }
 }
 
-// Unmappable arrays of one rank, and small arrays, go through the window.
-TEST(SharedExchange, CopiesThroughWindowIfOneArrayIsUnmappable) {
+TEST(SharedExchange, SendsMessagesIfOneArrayIsUnmappable) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
     PeerMemory peers;
@@ -485,7 +501,7 @@ TEST(SharedExchange, CopiesThroughWindowIfOneArrayIsUnmappable) {
     const ArenaPtr reached = make_shared_arena(), own = make_arena();
     for (const int64_t count : {0, 1, 100, 5000, 100'001})
       for (int round = 0; round < 4; ++round)
-        check(shared, world.rank(), count, DType::float32, round == world.rank() ? own : reached);
+        check(shared, world, count, DType::float32, round == world.rank() ? own : reached);
   });
 }
 

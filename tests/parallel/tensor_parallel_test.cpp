@@ -14,6 +14,7 @@
 #include "autograd/fusion.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
 #include "parallel/mesh.h"
 #include "tensor/kernels.h"
 #include "tests/parallel/cut_gpt.h"

@@ -22,6 +22,7 @@
 #include "parallel/pipeline/runtime.h"
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/validate.h"
+#include "parallel/placement.h"
 
 namespace tessera::misuse {
 namespace {

@@ -482,22 +482,12 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
       o.timeout_s);
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->local_world_size()));
-  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, make_stall_reporter(o));
-  const std::string prefix = "[rank " + std::to_string(o.rank) + "] ";
-  const auto failed = [&](const std::string& cause) {
-    write_flight(o, *flight, cause);
-    world->fail(cause);
-    cpu::set_threads(threads_before);
-  };
   try {
-    auto transport = std::make_unique<TcpTransport>(world);
-    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
+    run_process(o, std::make_unique<TcpTransport>(world), world->local_world_size(), body);
   } catch (const Error& e) {
-    failed(e.what());
-    throw Error(prefix + e.what(), e.status());
-  } catch (const std::exception& e) {
-    failed(failure_cause(e));
-    throw CommError(prefix + failure_cause(e));
+    world->fail(e.what());
+    cpu::set_threads(threads_before);
+    throw Error("[rank " + std::to_string(o.rank) + "] " + e.what(), e.status());
   }
   world->end();
   cpu::set_threads(threads_before);
