@@ -151,7 +151,7 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 60;
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
-  head.bytes = int64_t{1} << 40;  // allocates for received, not for announced bytes
+  head.bytes = int64_t{1} << 40;  // memory is allocated for received bytes, not for announced ones
   rusage before{}, behind{};
   getrusage(RUSAGE_SELF, &before);
   EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
@@ -160,8 +160,8 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
-// Rendezvous: connects every pair; closes foreign connections; sends errors about missing, duplicate or mismatched
-// ranks to all.
+// The rendezvous connects every pair, closes foreign connections, and sends all ranks the errors about missing,
+// duplicate or mismatched ranks.
 TEST(Rendezvous, ConnectsEveryPair) {
   for (const int n : {1, 2, 3, 7}) {
     const std::string address = free_address();

@@ -54,7 +54,7 @@ inline double apart(const Tensor& a, const Tensor& b) {
   return most / largest;
 }
 
-// |a - b| / max(|b|, floor), 2-norms.
+// |a - b| / max(|b|, floor), where |x| is the 2-norm.
 inline double distance(std::span<const double> a, std::span<const double> b, double floor = 1e-300) {
   EXPECT_EQ(a.size(), b.size());
   double difference = 0, norm = 0;
@@ -66,7 +66,7 @@ inline double distance(std::span<const double> a, std::span<const double> b, dou
 }
 inline double distance(const Tensor& a, const Tensor& b) { return distance(numbers(a), numbers(b)); }
 
-// Largest relative difference of two elements.
+// Largest relative difference between corresponding elements.
 inline double farthest(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = numbers(a), y = numbers(b);
   double most = 0;
@@ -74,7 +74,7 @@ inline double farthest(const Tensor& a, const Tensor& b) {
   return most;
 }
 
-// Element i is f(i).
+// A tensor whose element i is f(i).
 template <class F>
 Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) {
   std::vector<double> v(static_cast<size_t>(shape.numel()));
@@ -82,7 +82,7 @@ Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) 
   return Tensor::of<double>(v, shape, arena->host()).to(dtype).to(arena);
 }
 
-// same_bits() of each tensor of a list and its partner, all of them defined.
+// Compares corresponding tensors of two lists with same_bits(); all must be defined.
 inline testing::AssertionResult same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
   for (size_t i = 0; i < a.size(); ++i)
