@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "data/examples.h"
-#include "data/mixture.h"
 #include "data/loader.h"
+#include "data/mixture.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
@@ -128,6 +128,10 @@ void check_sequences(const TrainConfig& job, const Sequences& sequences) {
     throw FieldError("dp_mode",
                      "the loss is a mean over the trained targets of the global batch, but ps-async updates with one "
                      "worker's batch; expected ddp, dataparallel or ps-sync");
+}
+
+int64_t tokens_per_step(const TrainConfig& job, const Sequences& sequences) {
+  return sequences.tokens_per_step > 0 ? sequences.tokens_per_step : job.optim.batch * job.model.context;
 }
 
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all) {

@@ -38,7 +38,7 @@ Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apar
 
 // Attention kernels, CUDA graph captures and replays or why there were none, and fused epilogues of rank 0's GPU.
 Ordered gpu_json(const TrainOutput::Facts& f) {
-  const auto& log = f.arena->local<KernelLog>();
+  const auto& log = f.usage.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
   return {{"name", describe_device()},
           {"attention",

@@ -207,7 +207,7 @@ int TrainProcess::run_as_rank() {
     made = directory->path();
     const Sequences sequences = make_sequences(*dataset);
     const GracefulStopScope in_hand;
-    status = train_rank({command_, *dataset, *directory}, sequences, world);
+    status = train_rank({command_, *dataset, *directory, sequences}, world);
   });
   return status;
 }
@@ -227,7 +227,7 @@ int TrainProcess::run() {
   const RunDirectory directory = open_directory();
   int status = 0;
   launch(launch_options([&] { return directory.path(); }), [&](Communicator& world) {
-    const int rank_status = train_rank({command_, dataset, directory}, sequences, world);
+    const int rank_status = train_rank({command_, dataset, directory, sequences}, world);
     if (world.rank() == 0) status = rank_status;
   });
   return status;

@@ -197,7 +197,7 @@ std::vector<WrongCall> wrong_step_calls() {
     const Step step(w, {});
     ModelStages(*step.model, *step.strategy, {});
   });
-  add("stages: no source", "take_from", [](Communicator& w, Draw& d) {
+  add("stages: no source", "begin_step", [](Communicator& w, Draw& d) {
     const Step step(w, {});
     ModelStages stages(*step.model, *step.strategy, {.layers = {{0, 2}}});
     d.between(0, 1) == 0 ? stages.enter(0, 0) : static_cast<void>(stages.forward(0, 0, Var()));
@@ -315,8 +315,9 @@ std::vector<WrongCall> wrong_step_calls() {
     Trainer(job_of_two(), sequences(), w)
         .mean_loss(Windows(TokenFile::of_tokens(tokens, 16, "s"), d.between(5, 9)), {});
   });
-  add("trainer: set_done", "steps",
-      [](Communicator& w, Draw& d) { Trainer(job_of_two(), sequences(), w).set_done(negative(d), negative(d)); });
+  add("trainer: set_done", "steps", [](Communicator& w, Draw& d) {
+    Trainer(job_of_two(), sequences(), w).state().set_done(negative(d), negative(d));
+  });
   add("sequences: sizes", "vocab", [](auto&, Draw& d) {
     synthetic_sequences(d.of({int64_t{0}, negative(d)}), 4, 4, 1);
   });
