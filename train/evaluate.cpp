@@ -24,9 +24,14 @@ namespace tessera {
 // In the last round a group without windows computes unused results, because a forward pass may require every rank.
 std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const Rows& split) {
   const NoGrad no_grad;
+  constexpr double kInvalid = -std::numeric_limits<double>::infinity();  // sum of a rank with an invalid token
+  std::optional<int32_t> invalid;
+  const auto check = [&](const Tensor& tokens, int32_t allowed) {
+    for (int32_t& id : std::span(tokens.data<int32_t>(), static_cast<size_t>(tokens.numel())))
+      if ((id < 0 || id >= e.vocab) && id != allowed) invalid = std::exchange(id, 0);
+  };
   double sum = 0;
   for (int64_t round = 0; round < split.count(); round += e.at_once * e.turns) {
-    if (e.stop && world.max(e.stop() ? 1 : 0) > 0) return std::nullopt;
     const int64_t first = std::min(round + e.at_once * e.turn, split.count());
     const int64_t found = std::min(e.at_once, split.count() - first);
     std::vector<int64_t> lengths;
@@ -37,6 +42,11 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
     Tensor ids = Tensor::zeros(shape, DType::int32, host), targets = Tensor::empty(shape, DType::int32, host);
     targets.fill(Rows::kIgnored);
     if (found > 0) split.load(first, found, ids.data<int32_t>(), targets.data<int32_t>());
+    check(ids, 0);
+    check(targets, Rows::kIgnored);
+    const double state = e.stop ? world.max(invalid ? 2 : e.stop() ? 1 : 0) : 0;
+    if (state == 1) return std::nullopt;
+    if (state == 2) break;
     Tensor starts;
     if (split.has_starts()) {
       starts = Tensor::zeros(shape, DType::int32, host);
@@ -46,7 +56,10 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
     const auto some = [&](const Tensor& all) { return all.narrow(1, 0, tokens).contiguous(); };
     sum += e.forward(some(ids), some(targets), padded_starts(starts, lengths, tokens, host));
   }
-  const double loss = world.sum(sum) / static_cast<double>(split.targets());
+  const double loss = world.sum(invalid ? kInvalid : sum) / static_cast<double>(split.targets());
+  if (loss == kInvalid)
+    reject("mean_loss", fmt::format("tokens of the vocabulary, 0 to {}", e.vocab - 1),
+           fmt::format("{}", world.max(invalid.value_or(std::numeric_limits<int32_t>::min()))));
   if (!std::isfinite(loss))
     throw Error(fmt::format("the validation loss is {}; expected a finite number", number_text(loss)),
                 Status::not_finite);

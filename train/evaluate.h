@@ -17,6 +17,7 @@ struct Evaluation {
   // starts, if the rows define them.
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
   const TrainConfig* job = nullptr;
+  int64_t vocab = 0;        // of the model
   int64_t at_once = 1;      // sequences per forward pass
   int turn = 0, turns = 1;  // index of this group, and number of groups, which process windows round-robin
   ArenaPtr arena = {};

@@ -180,6 +180,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
   };
   return tessera::mean_loss({.forward = forward,
                              .job = &state_.job,
+                             .vocab = state_.full_model().config.vocab,
                              .at_once = state_.job.optim.batch / (state_.job.plan.microbatches * state_.job.plan.dp),
                              .turn = mesh().coordinate("dp"),
                              .turns = mesh().size("dp"),

@@ -315,6 +315,11 @@ std::vector<WrongCall> wrong_step_calls() {
     Trainer(job_of_two(), sequences(), w)
         .mean_loss(Windows(TokenFile::of_tokens(tokens, 16, "s"), d.between(5, 9)), {});
   });
+  add("trainer: mean_loss of other tokens", "vocabulary", [](Communicator& w, Draw& d) {
+    std::vector<int32_t> tokens(40);  // one rank of two reads the last window
+    tokens.back() = static_cast<int32_t>(d.between(16, 98));
+    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::of_tokens(tokens, 99, "split"));
+  });
   add("trainer: set_done", "steps", [](Communicator& w, Draw& d) {
     Trainer(job_of_two(), sequences(), w).state().set_done(negative(d), negative(d));
   });

@@ -92,6 +92,7 @@ std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::func
   };
   return tessera::mean_loss({.forward = forward,
                              .job = &job_,
+                             .vocab = model_->config.vocab,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),
