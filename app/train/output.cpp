@@ -13,7 +13,6 @@
 
 #include "app/plan_json.h"
 #include "app/resolve.h"
-#include "app/signals.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -88,9 +87,6 @@ TrainOutput::TrainOutput(const TrainCall& call)
       plan_(config_.plan),
       run_(call.directory.path()),
       progress_(Progress::for_stderr(config_.optim.steps, options_.quiet)) {}
-
-bool TrainOutput::wants_stop() { return interrupted() != 0; }
-bool TrainOutput::wants_save() { return take_save_request(); }
 
 void TrainOutput::begin(const RunStart& start) {
   for (const std::filesystem::path& path : call_.directory.removed())

@@ -30,8 +30,6 @@ class TrainOutput final : public RunObserver {
  public:
   explicit TrainOutput(const TrainCall& call);
 
-  bool wants_stop() override;
-  bool wants_save() override;
   void begin(const RunStart& start) override;
   void step(const StepReport& report, const std::string& record) override;
   void validated(int64_t step, const Validation& found, const std::string& record) override;

@@ -11,12 +11,12 @@
 
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
-#include "app/signals.h"
 #include "app/trace/timeline.h"
 #include "app/train/train.h"
 #include "models/sample.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 
@@ -80,7 +80,7 @@ std::string sample_text(const TrainCall& call, const ModelConfig& config) {
                               .vocab = call.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written += text.add(token);
-    return interrupted() == 0;
+    return SignalRequests::stop() == 0;
   });
   written += text.end();
   return call.dataset.val_examples ? written : complete_sentences(written);
@@ -140,7 +140,7 @@ int train_rank(const TrainCall& call, Communicator& world) {
   const ExpertLoad experts = trainer ? expert_load(trainer->state()) : ExpertLoad();
   if (trainer && trace.write(call, trainer->state(), usage) && first)
     output.message(fmt::format("timeline written; show it with tessera report {}", call.directory.path().string()));
-  if (result.stopped) return status_of_interruption();
+  if (result.stopped) return SignalRequests::exit_status();
   if (!first) return 0;
   if (!result.note.empty()) output.message(result.note);
   LanguageModel& model = run.trainer().full_model();
@@ -154,7 +154,7 @@ int train_rank(const TrainCall& call, Communicator& world) {
                            .experts = experts};
   add_to_summary(call, model, facts);
   output.summary(facts, [&](const std::string& record) { run.append(record); });
-  return interrupted() != 0 ? status_of_interruption() : 0;
+  return SignalRequests::stop() != 0 ? SignalRequests::exit_status() : 0;
 }
 
 }  // namespace tessera

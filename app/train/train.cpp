@@ -14,9 +14,9 @@
 #include "app/commands.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
-#include "app/signals.h"
 #include "models/families.h"
 #include "train/dump.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 
@@ -206,7 +206,7 @@ int TrainProcess::run_as_rank() {
     world.reset_counts();
     made = directory->path();
     const Sequences sequences = make_sequences(*dataset);
-    const GracefulStopScope in_hand;
+    const SignalRequests signals;
     status = train_rank({command_, *dataset, *directory, sequences}, world);
   });
   return status;
@@ -223,7 +223,7 @@ int TrainProcess::run() {
   const Dataset dataset = prepare_data(command_.options.quiet);
   const Sequences sequences = make_sequences(dataset);
   check_memory(dataset, {.ranks = config_.plan.ranks()});
-  const GracefulStopScope in_hand;
+  const SignalRequests signals;
   const RunDirectory directory = open_directory();
   int status = 0;
   launch(launch_options([&] { return directory.path(); }), [&](Communicator& world) {

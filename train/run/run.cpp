@@ -10,6 +10,7 @@
 
 #include "train/checkpoint/state.h"
 #include "train/dump.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 namespace {
@@ -53,8 +54,8 @@ void Run::begin() {
 }
 
 RunTrainer::Hooks Run::hooks() {
-  return {.stops = [this] { return stops_ || observer_.wants_stop(); },
-          .saves = [this] { return observer_.wants_save(); },
+  return {.stops = [this] { return stops_ || SignalRequests::stop() != 0 || observer_.wants_stop(); },
+          .saves = [this] { return SignalRequests::take_save() || observer_.wants_save(); },
           .report =
               [this](const StepReport& report) {
                 setup_.directory.check();
