@@ -83,8 +83,10 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   std::vector<TensorBytes> listed;
   for (const SavedPart& p : shards) {
     const DType dtype = saved.at(p.name).dtype;
-    listed.push_back(
-        {p.name, dtype, full ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
+    listed.push_back({p.name,
+                      dtype,
+                      full ? std::vector<int64_t>(p.full_shape.begin(), p.full_shape.end()) : std::vector{p.count},
+                      {}});
   }
   about.erase("format");
   if (full)
@@ -97,7 +99,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
     const int64_t element = element_size(listed[i].dtype);
     const TensorReader read = saved.reader(p.name);
     bytes.resize(static_cast<size_t>(p.count * element));
-    for_each_run(p.whole, p.shard, p.begin, p.begin + p.count, [&](int64_t here, int64_t begin, int64_t count) {
+    for_each_run(p.full_shape, p.shard, p.begin, p.begin + p.count, [&](int64_t here, int64_t begin, int64_t count) {
       read(begin, std::span(bytes).subspan(static_cast<size_t>((here - p.begin) * element),
                                            static_cast<size_t>(count * element)));
     });
@@ -110,7 +112,7 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
   std::vector<SavedPart> all;
   for (const auto& [name, tensor] : saved.all()) {
     const Shape shape(tensor.shape);
-    all.push_back({.name = name, .whole = shape, .count = shape.numel()});
+    all.push_back({.name = name, .full_shape = shape, .count = shape.numel()});
   }
   return {all};
 }
@@ -215,7 +217,7 @@ void quantize(const CheckpointOptions& o) {
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run.config));
-  for (const std::string& note : text.notes) say(with_options(note));
+  for (const std::string& note : text.notes) say(note);
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,
@@ -391,12 +393,12 @@ void inspect(const CheckpointOptions& o) {
 }  // namespace
 
 int run(const CheckpointOptions& o) {
-  using Way = CheckpointOptions::Way;
-  if (o.way == Way::import) import_model(o);
-  if (o.way == Way::write) export_model(o);
-  if (o.way == Way::inspect) inspect(o);
-  if (o.way == Way::reshard) reshard(o);
-  if (o.way == Way::quantize) quantize(o);
+  using Action = CheckpointOptions::Action;
+  if (o.action == Action::import) import_model(o);
+  if (o.action == Action::write) export_model(o);
+  if (o.action == Action::inspect) inspect(o);
+  if (o.action == Action::reshard) reshard(o);
+  if (o.action == Action::quantize) quantize(o);
   return 0;
 }
 

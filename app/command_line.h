@@ -18,7 +18,7 @@ using Command =
                  PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for unknown commands and options and for missing or invalid values; InputError for an unreadable
-// --config.
+// --config. Messages name fields (with_options()).
 Command parse_command_line(int argc, const char* const* argv);
 
 // Footers embedded from app/help/.

@@ -54,12 +54,12 @@ int check_class(const LabOptions& o) {
     std::map<std::string, int> points;
     int solved = 0;
     Progress progress(Progress::for_stderr(0, false));
-    for (const auto& [e, p, folder] : handed_in) {
+    for (const auto& [e, p, directory] : handed_in) {
       const lab::Assignment& a = p ? static_cast<const lab::Assignment&>(*p) : *e;
       progress.work(fmt::format("grading {} of {}", a.name, learner));
       lab::Verdict verdict;
       try {
-        verdict = p ? lab::grade(*p, folder) : lab::check(*e, folder);
+        verdict = p ? lab::grade(*p, directory) : lab::check(*e, directory);
       } catch (const std::exception& error) {
         verdict.wrong = {"error", error.what(), ""};
       }
@@ -68,7 +68,7 @@ int check_class(const LabOptions& o) {
             !is_new && first->second != learner)
           verdict.notes.push_back("has the same seed as " + first->second + ": the same task was submitted twice");
       const std::string name = a.label();
-      points[name] = std::max(points[name], lab::points(a.bounds, verdict.kept));
+      points[name] = std::max(points[name], lab::points(a.bounds, verdict.passed));
       solved += verdict.solved;
       for (const std::string& note : verdict.notes) notes += fmt::format("note: {}, {}: {}\n", learner, name, note);
       if (!as_text) print(lab::json(a, verdict, learner));
@@ -92,40 +92,41 @@ int check_class(const LabOptions& o) {
 }  // namespace
 
 int run(const LabOptions& o) {
-  using Way = LabOptions::Way;
-  if (o.way == Way::list) {
+  using Action = LabOptions::Action;
+  if (o.action == Action::list) {
     print(list());
     return 0;
   }
   if (!o.all.empty() && !o.exercise.empty())
     bad_usage("--all: cannot be combined with an exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a directory");
+  if (o.action == Action::check && o.directory.empty())
+    bad_usage("lab check: expected N and DIR, or --all with a directory");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
-    if (o.way == Way::check) {
-      const lab::Verdict verdict = lab::grade(*p, o.folder);
+    if (o.action == Action::check) {
+      const lab::Verdict verdict = lab::grade(*p, o.directory);
       return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
     }
-    if (o.way != Way::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
-    lab::start(*p, o.folder);
+    if (o.action != Action::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
+    lab::start(*p, o.directory);
   } else {
     const lab::Exercise& e = lab::exercise(o.exercise);
-    if (o.way == Way::answer) {
+    if (o.action == Action::answer) {
       lab::answer(e);
       return 0;
     }
-    if (o.way != Way::start) {
+    if (o.action != Action::start) {
       std::optional<Progress> progress;
       progress.emplace(Progress::for_stderr(0, false)).work(fmt::format("building and grading {}", e.name));
-      const lab::Verdict verdict = o.way == Way::grade ? lab::grade(e) : lab::check(e, o.folder);
+      const lab::Verdict verdict = o.action == Action::grade ? lab::grade(e) : lab::check(e, o.directory);
       progress.reset();
       return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
     }
-    lab::give_out(e, o.folder);
+    lab::give_out(e, o.directory);
   }
   print(fmt::format("{0}: README.md describes the task; tessera lab check {1} {0} grades the solution\n",
-                    one_line(o.folder), o.exercise));
+                    one_line(o.directory), o.exercise));
   return 0;
 }
 

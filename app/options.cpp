@@ -165,9 +165,9 @@ Settings field_descriptors(PlanOptions& o) {
   return s;
 }
 
-Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
-  using Way = CheckpointOptions::Way;
-  const auto at = static_cast<size_t>(way);
+Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Action action) {
+  using Action = CheckpointOptions::Action;
+  const auto at = static_cast<size_t>(action);
   constexpr std::array<std::string_view, 5>
       from = {"Hugging Face folder: config.json and model.safetensors, possibly in shards",
               "run directory or checkpoint", "run directory or checkpoint",
@@ -175,18 +175,18 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
       out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
   s.add({"FROM", &o.from, from.at(at), Field{.place = true}});
-  if (way != Way::reshard && way != Way::quantize)
+  if (action != Action::reshard && action != Action::quantize)
     s.add({"base", &o.base, kBaseHelp, Field{.expected = "a Hugging Face folder or a run"}});
-  if (way != Way::inspect) s.add({"out", &o.out, out.at(at), Field{.expected = "a new directory"}});
-  if (way == Way::import || way == Way::write)
+  if (action != Action::inspect) s.add({"out", &o.out, out.at(at), Field{.expected = "a new directory"}});
+  if (action == Action::import || action == Action::write)
     s.add({"dtype", &o.dtype, "dtype of the stored tensors (default: unchanged)", Field{.choices = "fp32|bf16"}});
-  if (way == Way::import)
+  if (action == Action::import)
     s.add({"tokenizer", &o.tokenizer, "bytes, or a tokenizer directory [the model's own]",
            Field{.expected = "a tokenizer"}});
-  if (way == Way::write)
+  if (action == Action::write)
     s.add({"merge", &o.merge,
            "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
-  if (way != Way::quantize) return s;
+  if (action != Action::quantize) return s;
   s.add({},
         {{"method", &o.method, "gptq, or rtn (round to nearest) as a baseline", Field{.choices = "gptq|rtn"}},
          {"bits", &o.bits, "bits per weight", Field{.choices = "4"}},
@@ -205,16 +205,16 @@ Settings field_descriptors(ExploreOptions& o) {
   return {{"port", &o.port, "port on 127.0.0.1 [8421, or any free port if it is in use]", Field{.range = {0, 65535}}}};
 }
 
-Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
-  using Way = LabOptions::Way;
+Settings field_descriptors(LabOptions& o, LabOptions::Action action) {
+  using Action = LabOptions::Action;
   Settings s;
-  const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
-  if (way != Way::list)
+  const Bounds places = action == Action::check ? Bounds{0, 1} : Bounds{};
+  if (action != Action::list)
     s.add({"N", &o.exercise, "number or name of an exercise or puzzle, such as p1",
            Field{.range = places, .place = true}});
-  if (way == Way::start) s.add({"DIR", &o.folder, "directory to create", Field{.place = true}});
-  if (way != Way::check) return s;
-  s.add({}, {{"DIR", &o.folder, "directory created by `lab start`, or the file of a puzzle",
+  if (action == Action::start) s.add({"DIR", &o.directory, "directory to create", Field{.place = true}});
+  if (action != Action::check) return s;
+  s.add({}, {{"DIR", &o.directory, "directory created by `lab start`, or the file of a puzzle",
               Field{.range = places, .place = true}},
              {"all", &o.all, "grade a class: a directory with one subdirectory per learner",
               Field{.expected = "a directory"}},
@@ -312,14 +312,6 @@ std::string with_options(const std::string& message) {
   return out + message.substr(at);
 }
 
-void throw_with_options(const Error& error) {
-  std::vector<std::string> messages = error_messages(error);
-  for (std::string& message : messages) message = with_options(message);
-  if (messages.size() == 1 && error.status() == Status::input) throw InputError(messages.front());
-  if (messages.size() == 1) throw Error(messages.front(), error.status());
-  throw Errors(messages, error.status());
-}
-
 // Matches complete words only.
 static bool has_name(std::string_view text, const std::string& name) {
   const auto is_letter = [&](size_t at) {
@@ -330,7 +322,7 @@ static bool has_name(std::string_view text, const std::string& name) {
   return false;
 }
 
-void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
+void throw_for_option(std::string_view option, const std::string& path, const InputError& error) {
   const std::string message = with_options(error.what());
   if (path.empty() || message.starts_with("--") || !has_name(message, one_line(path))) throw InputError(message);
   bad_input("--{}: {}", option, message);

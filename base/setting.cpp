@@ -132,7 +132,7 @@ int64_t parse_integer(const std::string& where, const std::string& text, const B
   int64_t v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   const bool parsed = error == std::errc() && end == text.data() + text.size();
-  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
+  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "an integer" + bounds_text(range), text);
   return v;
 }
 
@@ -162,30 +162,30 @@ std::string Setting::choices() const {
 }
 
 void Setting::read(const std::string& where, const std::string& text) const {
-  if (field.share) *field.share = 0;
-  if (!field.share || !text.ends_with(field.of_what)) return std::visit(Reader{*this, where, text}, at);
-  const bool percent = field.of_what == '%';
-  const Setting number{name, field.share, {}, {.range = {0, percent ? 100.0 : 1e9}}};
+  if (field.fraction) *field.fraction = 0;
+  if (!field.fraction || !text.ends_with(field.unit_suffix)) return std::visit(Reader{*this, where, text}, at);
+  const bool percent = field.unit_suffix == '%';
+  const Setting number{name, field.fraction, {}, {.range = {0, percent ? 100.0 : 1e9}}};
   number.read(where, text.substr(0, text.size() - 1));
-  if (*field.share == 0) wrong(where, percent ? "a percentage above 0%" : "more than 0 epochs", text);
-  if (percent) *field.share /= 100;
+  if (*field.fraction == 0) wrong(where, percent ? "a percentage above 0%" : "more than 0 epochs", text);
+  if (percent) *field.fraction /= 100;
 }
 
 std::string Setting::text() const {
-  if (field.share && *field.share > 0)
-    return fmt::format("{}{}", field.of_what == '%' ? 100 * *field.share : *field.share, field.of_what);
+  if (field.fraction && *field.fraction > 0)
+    return fmt::format("{}{}", field.unit_suffix == '%' ? 100 * *field.fraction : *field.fraction, field.unit_suffix);
   return std::visit(Writer{*this}, at);
 }
 
 std::string Setting::written() const {
   const std::string plain = text();
-  if (is_text() || (field.share && *field.share > 0)) return plain.empty() ? "" : quoted(plain);
+  if (is_text() || (field.fraction && *field.fraction > 0)) return plain.empty() ? "" : quoted(plain);
   const bool real = kind() == "number" && !plain.empty();
   return real && plain.find_first_of(".e") == std::string::npos ? plain + ".0" : plain;
 }
 
 void Setting::assign(const Setting& same) const {
-  if (field.share) *field.share = *same.field.share;
+  if (field.fraction) *field.fraction = *same.field.fraction;
   std::visit(
       [&]<class T>(const T& to) {
         const T& from = std::get<T>(same.at);
@@ -254,7 +254,7 @@ bool applies(const Setting& setting, const Settings& all) {
   return std::ranges::find(values, value) != values.end();
 }
 
-void check_least(const Settings& all, const Settings& defaults) {
+void check_minimum(const Settings& all, const Settings& defaults) {
   for (const Setting& s : all) {
     const auto* found = std::get_if<int64_t*>(&s.at);
     if (!found) continue;

@@ -5,7 +5,7 @@
 //     return {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}}},
 //             {"key_mode", &t.key_mode, "how they agree", Field{.goes_with = "voices"}}};  // an enum has its own names
 //   }
-//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected a whole number in ...
+//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected an integer in ...
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -43,8 +43,8 @@ struct Field {
   bool of_weights = false;               // a property of trained weights
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
-  double* share = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
-  char of_what = 0;         // the suffix, '%' or 'e'
+  double* fraction = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
+  char unit_suffix = 0;        // the suffix, '%' or 'e'
 };
 
 // An enum value. If its names are digits, it is presented as a number.
@@ -59,11 +59,11 @@ struct Choice {
 };
 
 // Where the value is.
-struct Place : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
-                            std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
+struct ValueRef : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
+                               std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
   using variant::variant;
   template <class Enum>
-  requires std::is_enum_v<Enum> Place(Enum* value, std::string* file = nullptr)
+  requires std::is_enum_v<Enum> ValueRef(Enum* value, std::string* file = nullptr)
       : variant(Choice{value, [](const void* p) { return static_cast<int64_t>(*static_cast<const Enum*>(p)); },
                        [](void* p, int64_t i) { *static_cast<Enum*>(p) = static_cast<Enum>(i); }, value_names(*value),
                        file}) {}
@@ -72,7 +72,7 @@ struct Place : std::variant<int64_t*, double*, bool*, std::string*, std::optiona
 // Points into the struct and must not outlive it.
 struct Setting {
   std::string_view name;
-  Place at;
+  ValueRef at;
   std::string_view help = {};  // names other fields in backticks
   Field field = {};
 
@@ -118,9 +118,9 @@ class Settings {
 
 // Whether the other fields' values enable this field.
 bool applies(const Setting& setting, const Settings& all);
-// Throw FieldError: check_least() for integers below their range that are not the default, check_read() for unused
+// Throw FieldError: check_minimum() for integers below their range that are not the default, check_read() for unused
 // fields that differ from their default.
-void check_least(const Settings& all, const Settings& defaults);
+void check_minimum(const Settings& all, const Settings& defaults);
 void check_read(const Settings& all, const Settings& defaults);
 // The fields that differ: "dp=2 zero=3".
 std::string difference(const Settings& from, const Settings& defaults);

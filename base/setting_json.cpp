@@ -30,7 +30,7 @@ struct JsonReader {
     throw FieldError(name, fmt::format("expected {}, got {}{}", expected, from.dump(), meant));
   }
   void operator()(int64_t* to) const {
-    if (!from.is_number_integer()) refuse("a whole number");
+    if (!from.is_number_integer()) refuse("an integer");
     if (setting.field.range.min >= 0 && !natural(from)) refuse("a non-negative integer");
     *to = from.get<int64_t>();
   }
@@ -88,8 +88,8 @@ std::string below(const std::string& path, std::string_view key) {
 }  // namespace
 
 Ordered to_json(const Setting& setting) {
-  const double* share = setting.field.share;
-  return share && *share > 0 ? Ordered(setting.text()) : std::visit(JsonWriter(), setting.at);
+  const double* fraction = setting.field.fraction;
+  return fraction && *fraction > 0 ? Ordered(setting.text()) : std::visit(JsonWriter(), setting.at);
 }
 
 Ordered to_json(const Settings& all) {
@@ -154,7 +154,7 @@ Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& hel
   if (number && f.range.min > -1e300) out["least"] = f.range.min;
   if (number && f.range.max < 1e300) out[f.range.max_excluded ? "below" : "most"] = f.range.max;
   if (const std::string choices = s.choices(); !choices.empty()) out["choices"] = split(choices, '|');
-  if (f.share) out["share"] = std::string(1, f.of_what);
+  if (f.fraction) out["share"] = std::string(1, f.unit_suffix);
   if (f.repeated) out["repeated"] = true;
   if (!f.in_file) out["in_file"] = false;
   out["help"] = shown(std::string(s.help));

@@ -54,7 +54,7 @@ std::string at_time(double wall_time) {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// A CRC over data with CRCs is weak, so the format stores it rotated and offset.
+// A CRC over data that contains CRCs is weak, so the format stores CRCs rotated and offset.
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8U; }
 
 std::string host_name() {

@@ -1,6 +1,6 @@
 // Examples for fine-tuning in a JSON file. Rows are consecutive values (on one or several lines), the items of a list,
-// or the columns or only list of rows of one object. A row has one of the following shapes; the first match wins. Null
-// counts as missing; a string counts as text.
+// or the columns, or the only list of rows, of one object. A row has one of the following shapes; the first match wins.
+// Null counts as missing; a string counts as text.
 //
 //   {"input_ids": [...], "labels": [...], "attention_mask": [...]}      tokens; a label of -100 is ignored
 //   {"messages": [{"role": "system|user|assistant|tool", "content": "..."}, ...]}

@@ -501,21 +501,21 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
     for (const Parameter* p : model->layer(i).parameters()) layers[p] = {i, model->layer(i).full_name()};
   std::vector<HubTensor> out;
   for (const Parameter* p : model->parameters()) {
-    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->whole, .slices = {}});
+    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->full_shape, .slices = {}});
     const auto inside = layers.find(p);
     if (inside == layers.end()) {
       const auto names = std::ranges::find(family.outside, p->name, &TensorNames::ours);
-      tensor.slices.push_back({std::string(names->theirs.at(0)), p->whole[0]});
+      tensor.slices.push_back({std::string(names->theirs.at(0)), p->full_shape[0]});
       continue;
     }
     const auto& [layer, above] = inside->second;
     const size_t begin = above.size() + 1, kind = p->name.rfind('.');
     const std::vector<std::string> names = layer_tensor_names(p->name.substr(begin, kind - begin), config);
-    const std::vector<int64_t> rows = fused_rows(config, names.size(), p->whole[0]);
+    const std::vector<int64_t> rows = fused_rows(config, names.size(), p->full_shape[0]);
     for (size_t i = 0; i < names.size(); ++i)
       tensor.slices.push_back(
           {fmt::format("{}.{}.{}{}", family.layers, layer, names[i], p->name.substr(kind)), rows[i]});
-    tensor.transposed = family.transposed && p->whole.ndim() == 2;
+    tensor.transposed = family.transposed && p->full_shape.ndim() == 2;
   }
   return out;
 }

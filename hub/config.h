@@ -17,7 +17,7 @@ namespace tessera {
 // Reads "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe and RoPE in the older ("rope_theta",
 // "rope_scaling") or newer format ("rope_parameters"). Dropout is set to 0. `what` names the file; `notes` receives a
 // line about unused keys. Throws InputError naming the key, the expected and the actual value for unsupported
-// activations, biases and per-layer windows, and for quantized weights other than GPTQ, or if `gptq` is null.
+// activations, biases and per-layer windows, and for quantized weights unless they are GPTQ and `gptq` is not null.
 ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr,
                              std::vector<std::string>* notes = nullptr);
 

@@ -167,7 +167,7 @@ class Grading {
       tell(wrong);
     }
   }
-  // Records a failure, so that preceding checks still run. Throws Enough if there are none.
+  // Records a failure, so that preceding checks still run. Throws Enough if there are no preceding checks.
   void tell(const Failure& wrong);
   struct Enough {};
 
@@ -190,7 +190,7 @@ struct Verdict {
   bool solved = false;
   std::string text;                     // several lines
   Failure wrong = {};                   // if not solved
-  size_t kept = 0;                      // number of leading checks that passed
+  size_t passed = 0;                    // number of leading checks that passed
   std::vector<std::string> notes = {};  // for the lecturer, without effect on the result
   Scores score = {};                    // if solved
   std::optional<uint64_t> seed = {};    // of a puzzle
@@ -200,9 +200,9 @@ Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
 // Grades this program's code.
 Verdict grade(const Exercise& exercise);
 // 0 if the failure is not in the list.
-size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
-Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
-int points(const std::vector<Bound>& bounds, size_t kept);
+size_t passed_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
+Verdict refused(const Exercise& exercise, const Failure& wrong, size_t passed = 0);
+int points(const std::vector<Bound>& bounds, size_t passed);
 // One line of JSON, with the learner if not empty.
 std::string json(const Assignment& assignment, const Verdict& verdict, const std::string& learner = "");
 

@@ -31,7 +31,7 @@ const std::vector<Exercise>& exercises() {
   static const std::vector<Exercise> all = numbered<Exercise>(
       {
           {{"messages", "parallel/comm/algorithms.cpp", {{"values", 4}, {"bytes", 2}}},
-           {{"void send_pieces("}, {"void sum_received("}, {"void share_piece("}},
+           {{"void send_chunks("}, {"void sum_received("}, {"void share_chunk("}},
            grade_messages},
           {{"ring", "parallel/comm/ring.cpp", {{"values", 4}, {"bytes", 2}}},
            {{"void reduce_scatter("}, {"void all_gather("}},
@@ -138,24 +138,24 @@ Failure explained(const std::string& what, const char* otherwise) {
 
 void Grading::tell(const Failure& wrong) {
   wrong_.push_back(wrong);
-  if (kept_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
+  if (passed_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
 }
 
-Verdict refused(const Exercise& e, const Failure& wrong, size_t kept) {
+Verdict refused(const Exercise& e, const Failure& wrong, size_t passed) {
   std::string out = head(e, "not yet");
   out += fmt::format("  failed {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
-  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, kept};
+  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, passed};
 }
 
-size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong) {
-  const auto broke = std::ranges::find(bounds, wrong.bound, &Bound::name);
-  return broke == bounds.end() ? 0 : static_cast<size_t>(broke - bounds.begin());
+size_t passed_bounds(const std::vector<Bound>& bounds, const Failure& wrong) {
+  const auto failed_bound = std::ranges::find(bounds, wrong.bound, &Bound::name);
+  return failed_bound == bounds.end() ? 0 : static_cast<size_t>(failed_bound - bounds.begin());
 }
 
-int points(const std::vector<Bound>& bounds, size_t kept) {
+int points(const std::vector<Bound>& bounds, size_t passed) {
   int all = 0;
-  for (size_t i = 0; i < kept; ++i) all += bounds[i].points;
+  for (size_t i = 0; i < passed; ++i) all += bounds[i].points;
   return all;
 }
 
@@ -164,12 +164,12 @@ std::string json(const Assignment& a, const Verdict& v, const std::string& learn
   const std::vector<Bound>& all = a.bounds;
   Json out = Json::object(), bounds = Json::array();
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool kept = i < v.kept;
+    const bool passed = i < v.passed;
     bounds.push_back(
-        {{"bound", all[i].name}, {"solved", kept}, {"points", kept ? all[i].points : 0}, {"of", all[i].points}});
+        {{"bound", all[i].name}, {"solved", passed}, {"points", passed ? all[i].points : 0}, {"of", all[i].points}});
   }
   if (!learner.empty()) out["learner"] = learner;
-  out.update({{a.kind, a.name}, {"number", a.number}, {"solved", v.solved}, {"points", points(all, v.kept)}});
+  out.update({{a.kind, a.name}, {"number", a.number}, {"solved", v.solved}, {"points", points(all, v.passed)}});
   out.update({{"of", points(all, all.size())}, {"bounds", bounds}});
   if (v.seed) out["seed"] = *v.seed;
   if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
@@ -191,9 +191,9 @@ Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
   } catch (const std::exception& error) {
     return refused(e, explained(error.what(), "error"));
   }
-  size_t kept = e.bounds.size();
-  for (const Failure& wrong : grading.wrong()) kept = std::min(kept, kept_bounds(e.bounds, wrong));
-  return kept == e.bounds.size() ? Verdict{true, out, {}, kept} : refused(e, grading.wrong().front(), kept);
+  size_t passed = e.bounds.size();
+  for (const Failure& wrong : grading.wrong()) passed = std::min(passed, passed_bounds(e.bounds, wrong));
+  return passed == e.bounds.size() ? Verdict{true, out, {}, passed} : refused(e, grading.wrong().front(), passed);
 }
 
 Verdict grade(const Exercise& e) {

@@ -23,7 +23,7 @@ struct Right {
 };
 
 struct Task {
-  std::string numbers;                     // lines of the page
+  std::string instance;                    // lines of the page
   std::string begun = {};                  // initial content of the file
   std::string solution = {};               // found by a search; for tests
   std::function<std::string()> runs = {};  // text of runs.txt, for puzzles with runs to diagnose
@@ -42,12 +42,12 @@ const Puzzle* find_puzzle(std::string_view name);
 // Written by `start`: "p2 seed 123456".
 inline constexpr std::string_view kTaskFile = "task.txt";
 // Null if the directory was not created by start().
-const Puzzle* puzzle_in(const std::filesystem::path& folder);
+const Puzzle* puzzle_in(const std::filesystem::path& directory);
 
 // Writes task.txt, README.md (the page with the seed's numbers), the initial file (the last block of the page) and
 // runs.txt (if any) to a new or empty directory. Throws Error (usage) if it is not empty, and OutputError.
-void start(const Puzzle& puzzle, const std::filesystem::path& folder);
-void start(const Puzzle& puzzle, const std::filesystem::path& folder, uint64_t seed);
+void start(const Puzzle& puzzle, const std::filesystem::path& directory);
+void start(const Puzzle& puzzle, const std::filesystem::path& directory, uint64_t seed);
 // Grades a file or the file in a directory. The seed is taken from task.txt of the directory, otherwise from the file's
 // first line, "# p2 seed 123456", or 0. Throws InputError for an unreadable file or the directory of another puzzle.
 Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);

@@ -56,7 +56,7 @@ std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>&
   return out;
 }
 
-void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine) {
+void retain_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine) {
   const std::vector<int> stages = stages_of_units(model, layers);
   const std::vector<Module::Unit> units = model.layout();
   for (size_t u = 0; u < units.size(); ++u)

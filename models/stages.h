@@ -23,7 +23,7 @@ std::vector<Range> split_layers(LanguageModel& model, int stages);
 std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers);
 
 // Removes the units of other ranks' stages, before materialization.
-void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
+void retain_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
 
 // `ids` and `targets`: int32 (B, T), or meta tensors if BatchSource::load() was called without them.
 struct Microbatch {

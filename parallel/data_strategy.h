@@ -33,9 +33,9 @@ enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async, diloco };
 inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async",
                                                                    "diloco"};
 
-// When replicas with local updates synchronize: DiLoCo's outer steps, their closed forms and the fault that omits one
-// all ask this rule; only the oracle (verify/replicas.cpp) has its own. Fragment p of P is synchronized in steps p H /
-// P, p H / P + H, ... (fragment 0 in H, 2 H, ...), and all fragments in the last step of the run.
+// When replicas with local updates synchronize: DiLoCo's outer steps, their closed forms and the fault that omits an
+// outer step all use this rule; only the oracle (verify/replicas.cpp) has its own. Fragment p of P is synchronized in
+// steps p H / P, p H / P + H, ... (fragment 0 in H, 2 H, ...), and all fragments in the last step of the run.
 struct SyncSteps {
   int64_t every = 1;      // H: steps between two outer steps of a fragment
   int64_t fragments = 1;  // P, at most H
@@ -131,7 +131,7 @@ class DataStrategy : NotCopied {
   const std::vector<NamedTensor>& state() const { return state_; }
   // Name prefixes in state(), the same on all ranks.
   const std::vector<std::string>& state_kinds() const { return state_kinds_; }
-  // Whether an update lacks reduced gradients.
+  // Whether the gradients that an update needs are not yet reduced.
   bool awaits_gradients() const { return last_ != Call::none && last_ != Call::reduce; }
   void set_steps_done(int64_t steps) { steps_ = steps; }
   // The axis stores copies() replicas of the state; this rank has replica copy() or a shard of it.
@@ -155,8 +155,8 @@ class DataStrategy : NotCopied {
   };
   // Sets the unit sizes of layout(); derived classes fill in shards(), resident_units() and reductions.
   DataStrategy(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, Identity identity);
-  // Allocates full units, with the parameters as views, as resident_units(): trained units in one flat buffer for
-  // values and one for gradients (zeros).
+  // Allocates full units as resident_units() and makes the parameters views of them. The trained units share one flat
+  // buffer for values and one for gradients (zeros).
   struct FlatBuffer {
     Tensor values, grads;
   };

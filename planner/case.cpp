@@ -97,35 +97,38 @@ Settings field_descriptors(Layout& l) {
 
 Settings field_descriptors(Hardware& h) {
   Settings s;
-  const auto rate = [&](auto& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {kPositive}}}); };
-  const auto share = [&](double& value, std::string_view name) {
+  const auto positive = [&](auto& value, std::string_view name) {
+    s.add({name, &value, {}, Field{.range = {kPositive}}});
+  };
+  const auto fraction = [&](double& value, std::string_view name) {
     s.add({name, &value, {}, Field{.range = {kPositive, 1}}});
   };
   const auto maybe = [&](auto& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {0}}}); };
-  rate(h.peak_flops, "peak_flops"), rate(h.hbm_bytes_per_s, "hbm_bytes_per_s"), rate(h.memory_bytes, "memory_bytes");
-  rate(h.multiprocessors, "multiprocessors"), rate(h.ranks_per_node, "ranks_per_node");
-  rate(h.intra_bytes_per_s, "intra_bytes_per_s"), rate(h.inter_bytes_per_s, "inter_bytes_per_s");
+  positive(h.peak_flops, "peak_flops"), positive(h.hbm_bytes_per_s, "hbm_bytes_per_s"),
+      positive(h.memory_bytes, "memory_bytes");
+  positive(h.multiprocessors, "multiprocessors"), positive(h.ranks_per_node, "ranks_per_node");
+  positive(h.intra_bytes_per_s, "intra_bytes_per_s"), positive(h.inter_bytes_per_s, "inter_bytes_per_s");
   maybe(h.intra_latency_s, "intra_latency_s"), maybe(h.inter_latency_s, "inter_latency_s");
-  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.processors, "processors");
-  share(h.product_efficiency, "product_efficiency"), share(h.memory_efficiency, "memory_efficiency");
-  share(h.intra_efficiency, "intra_efficiency"), share(h.inter_efficiency, "inter_efficiency");
+  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.cores, "processors");
+  fraction(h.product_efficiency, "product_efficiency"), fraction(h.memory_efficiency, "memory_efficiency");
+  fraction(h.intra_efficiency, "intra_efficiency"), fraction(h.inter_efficiency, "inter_efficiency");
   s.add({"contention", &h.contention, {}, Field{.range = {0, 1}}});
-  rate(h.range_fastest, "range_fastest"), rate(h.range_slowest, "range_slowest");
+  positive(h.range_fastest, "range_fastest"), positive(h.range_slowest, "range_slowest");
   return s;
 }
 
 Settings field_descriptors(Software& w) {
   Settings s;
   const auto bytes = [&](double& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {0}}}); };
-  const auto way = [&](auto& value, std::string_view name) { s.add({name, &value}); };
-  way(w.attention, "attention"), way(w.fused_elementwise, "fused_elementwise");
+  const auto add_field = [&](auto& value, std::string_view name) { s.add({name, &value}); };
+  add_field(w.attention, "attention"), add_field(w.fused_elementwise, "fused_elementwise");
   bytes(w.parameter_bytes, "parameter_bytes"), bytes(w.gradient_bytes, "gradient_bytes");
   bytes(w.state_bytes, "state_bytes"), bytes(w.gather_bytes, "gather_bytes");
   bytes(w.reduce_bytes, "reduce_bytes"), bytes(w.logit_bytes, "logit_bytes");
-  way(w.tp_overlap, "tp_overlap"), way(w.dp_overlap, "dp_overlap"), way(w.pp_overlap, "pp_overlap");
-  way(w.scatter_messages, "scatter_messages"), way(w.dropout, "dropout"), way(w.fp8, "fp8");
-  way(w.reshard_after_forward, "reshard_after_forward"), way(w.sums_after_pipeline, "sums_after_pipeline");
-  way(w.message_buffers, "message_buffers"), way(w.fewer_layers_at_ends, "fewer_layers_at_ends");
+  add_field(w.tp_overlap, "tp_overlap"), add_field(w.dp_overlap, "dp_overlap"), add_field(w.pp_overlap, "pp_overlap");
+  add_field(w.scatter_messages, "scatter_messages"), add_field(w.dropout, "dropout"), add_field(w.fp8, "fp8");
+  add_field(w.reshard_after_forward, "reshard_after_forward"), add_field(w.sums_after_pipeline, "sums_after_pipeline");
+  add_field(w.message_buffers, "message_buffers"), add_field(w.fewer_layers_at_ends, "fewer_layers_at_ends");
   bytes(w.gated_activation_pieces, "gated_activation_pieces");
   return s;
 }
@@ -133,9 +136,10 @@ Settings field_descriptors(Software& w) {
 void check(const Hardware& given) {
   Hardware h = given;
   check_ranges(field_descriptors(h));
-  for (const auto& [kernel, rate] : h.attention)
-    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
-      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", rate.flops));
+  for (const auto& [kernel, positive] : h.attention)
+    if (!(positive.flops > 0) || !std::isfinite(positive.flops) || !(positive.half_tokens >= 0) ||
+        !std::isfinite(positive.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", positive.flops));
   if (h.range_fastest > h.range_slowest)
     throw FieldError("range_fastest", fmt::format("expected at most {}, got {}", h.range_slowest, h.range_fastest));
 }

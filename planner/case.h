@@ -67,9 +67,9 @@ struct Layout {
 };
 
 // FLOP/s over s tokens: flops * s / (s + half_tokens).
-struct AttentionRate {
+struct AttentionThroughput {
   double flops = 0, half_tokens = 0;
-  bool operator==(const AttentionRate&) const = default;
+  bool operator==(const AttentionThroughput&) const = default;
 };
 
 // From data sheets and public microbenchmarks cited in planner/hardware/NAME.toml, or measured on this machine.
@@ -86,17 +86,18 @@ struct Hardware {
   double memory_efficiency = 0.85;                          // elementwise kernels: fraction of hbm_bytes_per_s
   double intra_efficiency = 0.78, inter_efficiency = 0.85;  // collectives: fraction of link bandwidth
   double contention = 0.15;  // slowdown of compute, as a fraction of overlapped communication time
-  std::map<std::string, AttentionRate> attention = {};  // key: unfused, flash1, flash2, cudnn, ...
-  double reserved_bytes = 0;                            // part of memory_bytes for driver and libraries
-  int64_t processors = 0;                               // CPU cores shared by a node's ranks; 0: not shared
-  double range_fastest = 1, range_slowest = 1;          // factors of the predicted time; 1 for a measured machine
-  std::shared_ptr<const Machine> measured = {};         // predicts Tessera's own steps
+  std::map<std::string, AttentionThroughput> attention = {};  // key: unfused, flash1, flash2, cudnn, ...
+  double reserved_bytes = 0;                                  // part of memory_bytes for driver and libraries
+  int64_t cores = 0;                                          // CPU cores shared by a node's ranks; 0: not shared
+  double range_fastest = 1, range_slowest = 1;                // factors of the predicted time; 1 for a measured machine
+  std::shared_ptr<const Machine> measured = {};               // predicts Tessera's own steps
   bool operator==(const Hardware&) const = default;
   double usable_bytes() const { return memory_bytes - reserved_bytes; }
 };
 
 enum class TensorOverlap : uint8_t { none, backward, all };  // overlap of tp collectives with matmuls
-// Whether ZeRO-3 reshards parameters after forward and gathers them again for backward; automatic: unless pp > 1.
+// Whether ZeRO-3 reshards parameters after forward and gathers them again for backward; automatic: it does unless pp >
+// 1.
 enum class Reshard : uint8_t { always, never, automatic };
 
 // A framework's storage, communication and overlap, according to its documentation.

@@ -40,7 +40,7 @@ bool take_other(Hardware& h, const std::string& key, const Json& value) {
   if (!key.starts_with(begin)) return false;
   for (const std::string& end : {flops, half})
     if (key.ends_with(end) && key.size() > begin.size() + end.size()) {
-      AttentionRate& rate = h.attention[key.substr(begin.size(), key.size() - begin.size() - end.size())];
+      AttentionThroughput& rate = h.attention[key.substr(begin.size(), key.size() - begin.size() - end.size())];
       take_number(key, value, end == flops ? rate.flops : rate.half_tokens);
       return true;
     }

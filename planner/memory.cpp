@@ -130,7 +130,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     unsharded_table = stage_parameters(c, 0, false, true).dense *
                       (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
-  // Tessera frees activations that W does not read after I.
+  // After I, Tessera frees the activations that W does not read.
   const double until_w = s.name == "tessera" ? saved_for_weight_pass(c) : std::max(saved, saved_for_weight_pass(c));
   std::vector<MemoryParts> out;
   std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // counts a tied table on both end stages
@@ -201,7 +201,7 @@ std::optional<TrainConfig> own_job(const Case& c) {
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
         // Ranks that do not share CPU cores have one GPU each.
-        job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
+        job.plan.device = c.hardware.cores == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;
       }
@@ -249,10 +249,10 @@ Bytes described_bytes(const Case& c) {
   }
   const Axis data = data_axis(c.layout);
   const double n = real(data.ranks), ranks = std::max(1.0, n / real(c.layout.ep)),
-               share = (n - 1) / n * held.dense + (ranks - 1) / ranks * held.experts;
+               remote = (n - 1) / n * held.dense + (ranks - 1) / ranks * held.experts;
   for (const DataSent& s : data_work(c))
     out[std::string(data.name)][std::string(kExchangeNames[static_cast<size_t>(s.exchange)])] +=
-        (s.exchange == Exchange::all_reduce ? 2 : 1) * share * s.bytes * (s.each ? m : 1);
+        (s.exchange == Exchange::all_reduce ? 2 : 1) * remote * s.bytes * (s.each ? m : 1);
   return out;
 }
 

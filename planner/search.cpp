@@ -18,8 +18,8 @@ namespace tessera::planner {
 namespace {
 
 constexpr size_t kSimulated = 200;  // plans to simulate, ordered by closed-form time
-// Only listed plans of Tessera get a dry run; kRoughly: relative error of described memory. kExtra: number of
-// additional candidates near the capacity, and of those with headroom kRoomy.
+// Only plans in the result get a dry run (Tessera only). kRoughly: relative error of memory without a dry run. kExtra:
+// number of additional candidates near the capacity, and also of candidates with a headroom above kRoomy.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
 constexpr size_t kExtra = 100;
 constexpr double kSlack = 0.98;  // lower bound of simulated over closed-form time

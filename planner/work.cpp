@@ -123,9 +123,9 @@ class Lists {
     w.input.tasks.push_back({.bytes = read_back});
   }
 
-  // Shoeybi et al. 2019: an all-reduce after each block, and one of its input's gradient. With sequence parallelism
-  // (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward gathers the inputs of
-  // column-parallel layers again, because they are saved sharded.
+  // Shoeybi et al. 2019: an all-reduce after each block, and one of the gradient of the block's input. With sequence
+  // parallelism (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward gathers the
+  // inputs of column-parallel layers again, because they are saved sharded.
   void add_joining(Work& w) const {
     if (tp_.ranks == 1) return;
     if (!p_.sp) {

@@ -29,9 +29,9 @@ template <class... Args>
   throw FieldError(field, fmt::format(format, std::forward<Args>(args)...));
 }
 
-void check_numbers(Plan p) {
+void check_ranges(Plan p) {
   Plan defaults;
-  check_least(field_descriptors(p), field_descriptors(defaults));
+  check_minimum(field_descriptors(p), field_descriptors(defaults));
   const auto positive = [](const char* field, double found) {
     if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, got {}", found);
   };
@@ -300,8 +300,8 @@ void check_sizes(const TrainConfig& s) {
 
 // Backends may be unavailable, depending on the process launcher.
 void check_backend(const Plan& p, int64_t ranks) {
-  const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
-  if (!p.rendezvous.empty() && !may_meet)
+  const bool uses_rendezvous = p.backend == Backend::tcp || p.backend == Backend::nccl;
+  if (!p.rendezvous.empty() && !uses_rendezvous)
     refuse("rendezvous", "requires `backend` tcp or nccl, got {}", value_name(p.backend));
   if (p.backend == Backend::tcp && p.rendezvous.empty())
     refuse("backend", "tcp requires an address for the rendezvous; expected `rendezvous` HOST:PORT");
@@ -322,7 +322,7 @@ void check_backend(const Plan& p, int64_t ranks) {
 }
 
 void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
-  check_numbers(p);
+  check_ranges(p);
   check_batch(p, batch);
   check_tensor(p, m);
   check_context(p, m);
@@ -332,7 +332,7 @@ void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
 void check(const Plan& p) {
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();  // before the first CUDA call, which enumerates GPUs
-  check_numbers(p);
+  check_ranges(p);
   check_backend(p, p.ranks());
   check_data(p);
   check_modes(p);
@@ -346,7 +346,7 @@ void check(const TrainConfig& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();
-  check_numbers(p);  // other checks divide by them
+  check_ranges(p);  // other checks divide by them
   ErrorList found;
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, p.ranks()); });

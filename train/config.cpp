@@ -80,9 +80,9 @@ Settings field_descriptors(Optimisation& o) {
          {"lr", &o.lr, hyperparameter_help("lr"), Field{.range = {0}}},
          {"min_lr", &o.min_lr,
           "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]",
-          Field{.range = {0}, .share = &o.min_lr_share, .of_what = '%'}},
+          Field{.range = {0}, .fraction = &o.min_lr_fraction, .unit_suffix = '%'}},
          {"warmup", &o.warmup, "linear warm-up steps; a percentage (3%) is relative to `steps`",
-          Field{.range = {0, kMaxSteps}, .share = &o.warmup_share, .of_what = '%'}},
+          Field{.range = {0, kMaxSteps}, .fraction = &o.warmup_fraction, .unit_suffix = '%'}},
          {"state_dtype", &o.state_dtype,
           "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic rounding (8 "
           "bytes per parameter with `grad_dtype` bf16)",
@@ -107,7 +107,7 @@ ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
                                           config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
-  config.whole_updates = find_row(s.optim.optimizer).updates_matrices;
+  config.full_matrix_updates = find_row(s.optim.optimizer).updates_matrices;
   return config;
 }
 
@@ -151,10 +151,10 @@ int64_t state_bytes(const Optimisation& o, bool matrices) {
 }
 
 LrSchedule lr_schedule(const Optimisation& o) {
-  const double warmup_steps = o.warmup_share * static_cast<double>(o.steps);
+  const double warmup_steps = o.warmup_fraction * static_cast<double>(o.steps);
   return {.lr = o.lr,
-          .min_lr = o.min_lr_share > 0 ? o.min_lr_share * o.lr : o.min_lr.value_or(o.lr / 10),
-          .warmup = o.warmup_share > 0 ? std::llround(warmup_steps) : o.warmup,
+          .min_lr = o.min_lr_fraction > 0 ? o.min_lr_fraction * o.lr : o.min_lr.value_or(o.lr / 10),
+          .warmup = o.warmup_fraction > 0 ? std::llround(warmup_steps) : o.warmup,
           .steps = o.steps};
 }
 

@@ -26,7 +26,7 @@ void add_data(Settings& s, DataConfig& d) {
           "FILE.jsonl, 'a*.jsonl,b.jsonl' or a directory of such files; or a mixture: A=0.7,B=0.3, or a .json or .toml "
           "file of names and weights"},
          {"val_data", &d.held.file, "text file or examples for validation; replaces `val_share`"},
-         {"val_share", &d.held.share, "fraction of `data` held out for validation", Field{.range = {0, 1, true}}},
+         {"val_share", &d.held.fraction, "fraction of `data` held out for validation", Field{.range = {0, 1, true}}},
          {"tokenizer", &d.tokenizer,
           "char, bytes, bpe, bpe-N with at most N tokens (bpe: 50257), or a directory with tokenizer.json (or both "
           "vocab.json and merges.txt) [char for nano and mini models, bpe for others]"},
@@ -68,14 +68,14 @@ void add_files(Settings& s, RunConfig& r) {
       {{"out", &r.out, "run directory (settings, metrics, TensorBoard events, checkpoints) [runs/DATE-TIME]",
         Field{.in_file = false}},
        {"save_every", &r.save_every, "steps between checkpoints, or epochs, such as 0.25e; 0: save only at the end",
-        Field{.range = {0, kMaxInterval}, .share = &r.save_share, .of_what = 'e'}},
+        Field{.range = {0, kMaxInterval}, .fraction = &r.save_fraction, .unit_suffix = 'e'}},
        {"keep", &r.keep, "number of newest checkpoints to keep, in addition to the one with the best validation loss",
         Field{.range = {1, 1e6}}},
        {"check_replicas", &r.check_replicas,
         "steps between checks that replicas on different ranks are identical; every save also checks; 0: only saves",
         Field{.range = {0, kMaxInterval}}},
        {"eval_every", &r.eval_every, "steps between validations, or epochs, such as 0.25e; 0: validate only at the end",
-        Field{.range = {0, kMaxInterval}, .share = &r.eval_share, .of_what = 'e'}},
+        Field{.range = {0, kMaxInterval}, .fraction = &r.eval_fraction, .unit_suffix = 'e'}},
        {"patience", &r.patience, "stop the run after this number of validations without improvement; 0: never",
         Field{.range = {0, 1e6}}},
        {"no_save", &r.no_save,
@@ -192,7 +192,7 @@ FieldNames apply_config(TrainConfig& c, std::string_view file, const std::string
         throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
       const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
       if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, got '{}'", where, entry.value));
-      s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
+      s.read(where, s.is_text() || (s.field.fraction && entry.text) ? *entry.text : entry.value);
       out.emplace(s.name);
     });
   found.raise();

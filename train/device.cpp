@@ -37,7 +37,7 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) 
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) {
     cuda::use_gpu(local_rank % gpu_count());
-    cuda::keep_algorithms_in(cache_directory());  // reused by the next run
+    cuda::cache_algorithms_in(cache_directory());  // reused by the next run
   }
   ArenaPtr arena = make_arena(Device::cuda);
   arena->local<KernelChoice>() = kernels;

@@ -27,10 +27,10 @@ void check_dump(const TrainConfig& job, int64_t step) {
 
 // Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; for the
 // logits, a shard of the columns.
-StepDump::StepDump(TrainState& train, int64_t step, const std::filesystem::path& folder)
+StepDump::StepDump(TrainState& train, int64_t step, const std::filesystem::path& directory)
     : train_(train),
       step_(step),
-      file_(folder / fmt::format("dump_{}.safetensors", step)),
+      file_(directory / fmt::format("dump_{}.safetensors", step)),
       model_(dynamic_cast<Decoder*>(&train.model())) {
   check_dump(train.job, step);
   if (!model_) throw FieldError("dump", "expected a Hugging Face model family, got a custom model");

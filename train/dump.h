@@ -39,14 +39,14 @@
 namespace tessera {
 
 // Throws FieldError if step `step` of the job (from 1; 0: no dump) cannot be dumped, because ranks run no synchronized
-// steps or the run ends before.
+// steps or the run ends before that step.
 void check_dump(const TrainConfig& job, int64_t step);
 
 class StepDump {
  public:
-  // Dumps the step to `folder`/dump_STEP.safetensors. Every rank constructs one before the step; the state must
+  // Dumps the step to `directory`/dump_STEP.safetensors. Every rank constructs one before the step; the state must
   // outlive it. Throws as check_dump() does, and FieldError if the model is not a Decoder.
-  StepDump(TrainState& train, int64_t step, const std::filesystem::path& folder);
+  StepDump(TrainState& train, int64_t step, const std::filesystem::path& directory);
   bool is_next() const { return train_.steps_done() + 1 == step_; }
   // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Both throw
   // OutputError; finish() throws Error if the file is incomplete.

@@ -40,8 +40,9 @@ class Generator {
   // `train` needs no gradients. Throws FieldError for cp, which does not support generation.
   explicit Generator(TrainState& train);
 
-  // `prompts`: of all data ranks, each with at least one token; this rank generates those of own(). `on_token` receives
-  // each token, in order, on every rank that has the text, and returns whether to continue. Collective.
+  // `prompts`: of all data ranks, each with at least one token; this rank generates those for which own() is true.
+  // `on_token` receives each token, in order, on every rank that has the text, and returns whether to continue.
+  // Collective.
   void write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
              const std::function<bool(size_t prompt, int32_t token)>& on_token);
   bool own(size_t prompt) const;

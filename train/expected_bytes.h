@@ -41,7 +41,7 @@ struct ShardSizes {
   // Layers' matrices sharded by outputs (columns) and by inputs (rows); replicated over tp: norms, head norms, tables
   // before the layers, and biases.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
-  int64_t routers = 0;                            // each with its experts counts as one column and one row matrix
+  int64_t routers = 0;                            // each, with its experts, counts as one column and one row matrix
   int64_t column_adapters = 0, row_adapters = 0;  // adapter elements on such matrices
   bool operator==(const ShardSizes&) const = default;
   // Elements of all or only of trainable units: unsharded, padded, or one rank's shard.

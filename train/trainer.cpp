@@ -88,11 +88,11 @@ void Trainer::queue_sums() {
   sum_tied_gradients();
 }
 
-void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
+void Trainer::dump(int64_t step, const std::filesystem::path& directory) {
   if (step <= state_.steps_done())
     throw FieldError("step",
                      fmt::format("expected a step after the {} completed ones, got {}", state_.steps_done(), step));
-  dump_ = std::make_unique<StepDump>(state_, step, folder);
+  dump_ = std::make_unique<StepDump>(state_, step, directory);
 }
 
 StepReport Trainer::compute_gradients(StepRequest request) {
@@ -211,7 +211,7 @@ void Trainer::make_graph() {
          .optimizer = &state_.optimizer(),
          .clip = state_.job.optim.clip,
          .captured = no_graph_because(state_.job, trace_ != nullptr, tokens_.counts_targets()).empty(),
-         .may_give_up = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
+         .may_fall_back = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
          .ranks = step_ranks_.get(),
          .says_loss = mesh().coordinate("tp") == 0,
          .says_squares = own_sums ? strategy().copy() == 0 : state_.groups.data.rank() == 0},

@@ -146,9 +146,9 @@ class VerifiedRank {
         result_(result) {
     const SumOrder order = order_of_sums(state_);
     hooks_.made(trainer_);
-    if (replays_routing(job_)) keep_passes(state_.model());
-    owners_of_gradients_ = aside(whole_owners(state_, true));
-    owners_of_values_ = aside(whole_owners(state_, false));
+    if (replays_routing(job_)) record_passes(state_.model());
+    owners_of_gradients_ = aside(full_matrix_state(state_, true));
+    owners_of_values_ = aside(full_matrix_state(state_, false));
     if (world.rank() != 0) return;
     oracle_ = std::make_unique<Replicas>(job, sequences, order);
     comparison_ = std::make_unique<Comparison>(result);
@@ -175,15 +175,15 @@ class VerifiedRank {
     note_peaks();
     take_routing();
     OfCopies gradients, values, state;
-    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(state_, copy)));
+    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(full_gradients(state_, copy)));
     state_.arena->reset_peaks();
     before = counts_now();
     hooks_.update(trainer_, report);
     count_since(before);
     note_peaks();
     for (int copy = 0; copy < trained_copies(); ++copy) {
-      values.push_back(whole_values(state_, copy));
-      state.push_back(whole_state(state_, copy));
+      values.push_back(full_values(state_, copy));
+      state.push_back(full_state(state_, copy));
     }
     const std::vector<double> of_copies = norms(report);
     if (oracle_) compare(report, of_copies, gradients, values, state);
@@ -195,7 +195,7 @@ class VerifiedRank {
     if (!replays_routing(job_)) return;
     const auto routing = std::make_shared<const Routing>(read_routing(state_));
     replayed_.leaving += routing->leaving;
-    replayed_.most = std::max(replayed_.most, routing->most);
+    replayed_.imbalance = std::max(replayed_.imbalance, routing->imbalance);
     for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy)
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
@@ -251,8 +251,8 @@ class VerifiedRank {
     if (state_.groups.world.max(cause.empty() ? 0 : 1) == 0) return;
     note_copies(cause);
     for (int copy = 1; trained_copies() == 1 && copy < state_.strategy().copies(); ++copy) {
-      const std::vector<NamedTensor> values = whole_values(state_, copy), state = whole_state(state_, copy);
-      if (oracle_) compare_kept(state_.steps_done(), values, state, copy);
+      const std::vector<NamedTensor> values = full_values(state_, copy), state = full_state(state_, copy);
+      if (oracle_) compare_replica(state_.steps_done(), values, state, copy);
     }
   }
 
@@ -311,11 +311,11 @@ class VerifiedRank {
     }
     oracle_->update();
     for (int copy = 0; copy < std::ssize(gradients); ++copy)
-      compare_kept(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
+      compare_replica(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
   }
 
-  void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
-                    int copy) {
+  void compare_replica(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
+                       int copy) {
     Reference& reference = oracle_->of(copy);
     const int rank_of_copy =
         copy * state_.groups.data.size() / state_.strategy().copies() * static_cast<int>(job_.plan.tp);
@@ -389,7 +389,7 @@ class VerifiedRank {
     if (!oracle_) return;
     const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
     result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);
-    result_.imbalance = std::max(1.0, routing.most);
+    result_.imbalance = std::max(1.0, routing.imbalance);
     for (size_t copy = 0; copy < oracle_->count(); ++copy) {
       const Reference& reference = oracle_->of(static_cast<int>(copy));
       result_.rerouted_tokens += reference.rerouted_tokens();
@@ -448,8 +448,8 @@ class VerifiedRank {
 
 }  // namespace
 
-void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
-                       const VerifyHooks& hooks, VerifyResult& result) {
+void run_with_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+                     VerifyResult& result) {
   VerifiedRank(job, world, sequences, hooks, result).run();
 }
 

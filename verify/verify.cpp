@@ -128,7 +128,7 @@ void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   const Simulation clock = simulate(schedule);
   r.expected_in_flight.assign(clock.in_flight.begin(), clock.in_flight.end());
   if (schedule.ranks == 1) return;
-  r.bubble = clock.bubble_share();
+  r.bubble = clock.bubble_fraction();
   r.bubble_formula = bubble_formula(schedule);
 }
 
@@ -202,7 +202,7 @@ VerifyResult verify(const TrainConfig& given, const VerifyHooks& hooks) {
   }
   describe_run(result.seen, s, result.exact);
   run(l, result, hooks, [&](Communicator& world) {
-    run_beside_oracle(s, world, sequences, hooks, result);
+    run_with_oracle(s, world, sequences, hooks, result);
     if (has_processes(s.plan)) result.known = world.rank() == 0;
   });
   if (!result.known) return result;

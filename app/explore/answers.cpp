@@ -65,7 +65,7 @@ Ordered parse_value(const Setting& s, const std::string& text) {
   const auto own = std::ranges::find(kFieldMax, s.name, &decltype(kFieldMax)::value_type::first);
   const int64_t max = own == kFieldMax.end() ? kDefaultMax : own->second;
   const std::optional<int64_t> number = parse_number(text, 0, max);
-  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, got '{}'", max, text));
+  if (!number) throw FieldError(name, fmt::format("expected an integer from 0 to {}, got '{}'", max, text));
   return *number;
 }
 
@@ -120,7 +120,7 @@ planner::Case make_case(Values values) {
 
 PlanAnswer search_answer(const Request& request) {
   Values values = parse_values(request, false);
-  const Ordered numbers = values["question"], top = values[""];
+  const Ordered sizes = values["question"], top = values[""];
   const bool as_named = values["model"].empty();
   const planner::Case c = make_case(std::move(values));
   PlanOptions options;
@@ -132,8 +132,8 @@ PlanAnswer search_answer(const Request& request) {
                         {.question = {.model = c.model,
                                       .hardware = c.hardware,
                                       .software = c.software,
-                                      .ranks = numbers.value("ranks", int64_t{1}),
-                                      .batch = numbers.value("batch", int64_t{1})},
+                                      .ranks = sizes.value("ranks", int64_t{1}),
+                                      .batch = sizes.value("batch", int64_t{1})},
                          .model = top.value("model", "the page's model")},
                         request.meanwhile);
 }

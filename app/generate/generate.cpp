@@ -157,7 +157,7 @@ class Shown {
 std::vector<std::string> read_prompts(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
-    std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
+    std::string all = for_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
     if (all.starts_with("\uFEFF")) all.erase(0, 3);
     std::istringstream text(all);
     for (std::string line; std::getline(text, line);) {
@@ -286,7 +286,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, TrainS
 
 struct Found {
   std::string name;
-  double share = 1;
+  double ratio = 1;
   EvaluationText text;
   double loss = 0;
 
@@ -296,14 +296,14 @@ struct Found {
 
 std::vector<Found> load_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
-    return of_option("data", spec,
-                     [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
+    return for_option("data", spec,
+                      [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.config.data.source);
   std::vector<Found> out;
   if (!mixture) out.push_back({.name = "", .text = one(model.run.config.data.source)});
   for (const Weighted& w : mixture.value_or(std::vector<Weighted>()))
-    out.push_back({.name = w.name, .share = w.weight, .text = one(w.spec)});
+    out.push_back({.name = w.name, .ratio = w.weight, .text = one(w.spec)});
   return out;
 }
 
@@ -318,16 +318,16 @@ nlohmann::ordered_json result_json(const Found& f) {
 
 std::string result(bool json, const std::vector<Found>& all) {
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";
-  double loss = 0, bytes = 0, shares = 0;
+  double loss = 0, bytes = 0, ratios = 0;
   int64_t tokens = 0;
   for (const Found& f : all) {
-    shares += f.share;
-    loss += f.share * f.loss;
-    bytes += f.share * static_cast<double>(f.text.bytes) / f.tokens();
+    ratios += f.ratio;
+    loss += f.ratio * f.loss;
+    bytes += f.ratio * static_cast<double>(f.text.bytes) / f.tokens();
     tokens += f.text.rows->targets();
   }
   const double bits = loss / std::log(2.0) / bytes;
-  loss /= shares;
+  loss /= ratios;
   if (json) {
     nlohmann::ordered_json out{{"loss", loss}, {"tokens", tokens}, {"bits_per_byte", bits}};
     for (const Found& f : all) out["datasets"][f.name] = result_json(f);
@@ -417,7 +417,7 @@ int run(const EvaluateOptions& o) {
   check_example_options(model.run.config.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
-    for (const std::string& note : f.text.notes) say(with_options(note));
+    for (const std::string& note : f.text.notes) say(note);
   launch(launch_options("evaluate", model.run, model.run.config.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();

@@ -86,7 +86,7 @@ bool uses(const std::string& body, const std::string& rule) {
 }
 
 // Contains only rules for classes in `body`, with literal colours, because most SVG viewers other than browsers lack
-// variables; repeated for dark screens.
+// variables. The rules are repeated for dark screens.
 std::string figure_style(const std::string& body) {
   std::string light, dark;
   std::istringstream rules(picture_rules());
@@ -188,7 +188,7 @@ std::string short_time(double ms) {
   return ms < 1e3 ? fmt::format("{:.{}f} ms", ms, ms < 100 ? 2 : 1) : fmt::format("{:.2f} s", ms / 1e3);
 }
 
-std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
+std::string percent(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
 std::string tick_of_ms(double time) { return fmt::format("{:.4g} ms", time); }
 
 std::string render_svg(const Box& b) {
@@ -311,10 +311,10 @@ Picture render_lanes(const Lanes& l) {
 Cell count_cell(int64_t n) { return {grouped(n), fmt::format("{}", n)}; }
 Cell ms_cell(double ms) { return {short_time(ms), fmt::format("{:.3f}", ms)}; }
 
-Cell bar_cell(double share, const std::string& css, const std::string& tip) {
+Cell bar_cell(double fraction, const std::string& css, const std::string& tip) {
   Cell out("");
   out.html = fmt::format("<svg class=\"bar\" viewBox=\"0 0 {} 14\" aria-hidden=\"true\">{}</svg>", kBar,
-                         share > 0 ? render_svg({0, 1, kBar * share, 12, css, tip}) : "");
+                         fraction > 0 ? render_svg({0, 1, kBar * fraction, 12, css, tip}) : "");
   return out;
 }
 
@@ -417,11 +417,11 @@ std::string as_svg_file(const Part& f) {
          figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
 }
 
-std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers) {
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values) {
   std::string main;
   for (const Part& p : parts) main += as_html(p, main.empty() ? 1 : 2);
   const std::string data =
-      numbers.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + numbers + "</script>\n";
+      values.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + values + "</script>\n";
   return page_file("page", {{"script", page_file("script")},
                             {"numbers", data},
                             {"main", main},

@@ -31,7 +31,7 @@ std::string short_bytes(double bytes);
 // "431 µs", "1.23 ms", "2.10 s"
 std::string short_time(double milliseconds);
 // "37.5%"
-std::string percent(double share);
+std::string percent(double fraction);
 // "12.5 ms", for axis labels.
 std::string tick_of_ms(double time);
 
@@ -95,7 +95,7 @@ struct Chart {
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
   std::string grid(const NumberFormat& format) const;
-  // Labels at height `foot`, as distances from `first`; with `count`, about that many, with vertical grid lines.
+  // Labels at height `foot`, as distances from `first`; with `count`, about that many labels, with vertical grid lines.
   std::string axis(double foot, const NumberFormat& format, double count = 0) const;
 };
 // About `count` round numbers.
@@ -111,7 +111,7 @@ struct Cell {
 };
 Cell count_cell(int64_t n);
 Cell ms_cell(double ms);
-Cell bar_cell(double share, const std::string& css, const std::string& tip);  // fraction of the column width
+Cell bar_cell(double fraction, const std::string& css, const std::string& tip);  // fraction of the column width
 struct Column {
   Cell head;
   bool number = false;
@@ -159,7 +159,7 @@ std::string as_text(const std::vector<Part>& parts);
 // Only figures, with `caption` as alternative text.
 std::string as_svg_file(const Part& part);
 const std::vector<EmbeddedFile>& page_files();  // app/report/page/
-// Self-contained; `numbers` is embedded as JSON for programs.
-std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
+// Self-contained; `values` is embedded as JSON for programs.
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values = "");
 
 }  // namespace tessera::report

@@ -99,7 +99,7 @@ class Launcher {
       : config_(command.config),
         o_(command.options),
         args_(args),
-        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_folder()) {}
+        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_directory()) {}
   ~Launcher() {
     std::error_code none;
     if (!config_.run.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
@@ -145,7 +145,7 @@ class Launcher {
   Plan plan_now() {
     if (!o_.hostfile) return config_.plan;
     const std::vector<Host> hosts =
-        of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
+        for_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
     Plan plan = plan_on(config_.plan, count_slots(hosts));
     std::string members =
         fmt::format("{} slots on {} {}", count_slots(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");

@@ -114,8 +114,8 @@ size_t ModelTemplate::turn_size(std::string_view with_turn, size_t begin) const 
 }
 
 // Bytes at the beginning of `rest`, the text after a message, that belong to its turn. `last` is the text after the
-// message in a final turn. Where `rest` first deviates from `last`, a special token still belongs to the turn if `last`
-// had none before (gpt-oss, Phi-3).
+// message in a final turn. A special token at which `rest` first deviates from `last` still belongs to the turn if
+// `last` contains none before that position (gpt-oss, Phi-3).
 size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
   size_t size = 0;
   bool marked = false, done = false;

@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/jinja/value.h"
 #include "data/chat_template.h"
+#include "data/jinja/value.h"
 #include "data/tokenizer/described.h"
 
 namespace tessera {
@@ -33,8 +33,8 @@ class Template {
   // Throws InputError naming the line.
   Template(std::string_view source, std::string what);
 
-  // `work` owns the variables' values and serves one rendering. Throws InputError naming the line where Jinja throws,
-  // for unsupported features, and at the work limit.
+  // `work` owns the variables' values and serves one rendering. Throws InputError, which names the line, if Jinja would
+  // throw, for unsupported features, and at the work limit.
   Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:

@@ -63,7 +63,7 @@ struct Dict {
 
 struct RenderContext;
 struct Call;
-// Neither printed nor compared: a function, macro, loop or namespace.
+// A function, macro, loop or namespace, which can be neither printed nor compared.
 struct Object {
   std::function<Value(Call)> call = nullptr;
   std::function<Value(const std::string&)> attribute = nullptr;
@@ -88,7 +88,7 @@ struct RenderContext : NotCopied {
     if (units > left) throw InputError("exceeds the limits on work or output of a template");
     left -= units;
   }
-  Value keep(Object object) {
+  Value store(Object object) {
     charge(256);
     return &objects.emplace_back(std::move(object));
   }
@@ -127,7 +127,7 @@ Value named_value(RenderContext& work, const Text& name);
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // x[from:to:step]; each bound may be none.
 Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step);
-// Evaluates + - * / // % ~ or a comparison. Throws InputError where Python raises TypeError, and for % of a string,
+// Evaluates + - * / // % ~ or a comparison. Throws InputError if Python would raise TypeError, and for % of a string,
 // integers beyond 64 bits, and // and % of non-integers.
 Value operated(RenderContext& work, std::string_view op, const Value& a, const Value& b);
 

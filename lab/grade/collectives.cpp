@@ -52,12 +52,12 @@ class Counting final : public Transport {
 struct Inputs {
   int ranks = 2;
   int64_t count = 1;
-  bool whole_numbers = true;
+  bool integers = true;
   uint64_t seed = 0;
 
   double at(int rank, int64_t i) const {
     const Philox random(seed + static_cast<uint64_t>(rank));
-    if (whole_numbers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
+    if (integers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
     return static_cast<float>(random.uniform(static_cast<uint64_t>(i)) - 0.5);
   }
   Range range(int r) const { return chunk_range(count, ranks, r); }
@@ -99,13 +99,14 @@ struct Inputs {
       Counting transport(world.transport());
       const int64_t counted =
           algorithm(transport, {.op = op, .count = count, .in = in.address(), .out = out.address()});
-      return Result{numbers(out), numbers(full), numbers(buffer), transport.sent, counted, transport.elsewhere};
+      return Result{to_doubles(out), to_doubles(full), to_doubles(buffer),
+                    transport.sent,  counted,          transport.elsewhere};
     };
     return by_ranks(ranks, rank);
   }
 
   // Throws Failure if a reduce-scatter modified its input or wrote more than one chunk.
-  void expect_kept(const std::string& where, int rank, const Result& result) const {
+  void expect_unchanged(const std::string& where, int rank, const Result& result) const {
     if (result.buffer.empty() || result.buffer.back() != kUntouched)
       throw Failure{"values", where + ": more than one chunk was written to `out`; expected only this rank's chunk",
                     "`out` has the size of one chunk: the partial sum needs a separate buffer"};
@@ -156,7 +157,7 @@ std::vector<double> expected_sum(const Inputs& in, Algorithm order) {
   const ArenaPtr arena = make_arena();
   std::vector<Tensor> ranks;
   for (int r = 0; r < in.ranks; ++r) ranks.push_back(in.tensor(r, arena));
-  return numbers(sum_over(ranks, {{{0, in.count}, in.count}}, order));
+  return to_doubles(sum_over(ranks, {{{0, in.count}, in.count}}, order));
 }
 
 struct Graded {
@@ -177,7 +178,7 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
     if (std::ssize(found.values) != (op == Op::reduce_scatter ? in.range(r).size() : in.count)) throw NoAnswer();
     if (op == Op::all_gather) in.expect_gathered(where, found.values);
     if (op == Op::reduce_scatter) {
-      in.expect_kept(where, r, found);
+      in.expect_unchanged(where, r, found);
       const Range own = in.range(r);
       expect_values(where, found.values, {sum.begin() + own.begin, sum.begin() + own.end}, graded.guesses(in, r),
                     in.ranks);
@@ -196,11 +197,11 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
 
 // Checks arrays of 1 to 1003 elements on 2, 3 and 5 ranks; integers first, whose sums are exact in any order.
 void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& graded) {
-  for (const bool whole_numbers : {true, false})
+  for (const bool integers : {true, false})
     for (const int n : {3, 2, 5})
       for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
         for (const Op op : ops) {
-          const Inputs in{n, count, whole_numbers, grading.seed()};
+          const Inputs in{n, count, integers, grading.seed()};
           const auto results = grading.ask(n, [&] { return in.run(op, graded.algorithm); });
           grading.check([&] { check(grading, in, op, graded, results); });
         }

@@ -81,7 +81,7 @@ struct MicroGradients {
 
   // `range` of a parameter.
   std::vector<double> slice(const Tensor& all, size_t parameter, Range range) const {
-    return numbers(all.narrow(0, ranges[parameter].begin + range.begin, range.size()));
+    return to_doubles(all.narrow(0, ranges[parameter].begin + range.begin, range.size()));
   }
   Tensor sum_gradients(Range ranks, Range microbatches) const {
     Tensor sum;
@@ -91,7 +91,8 @@ struct MicroGradients {
   }
   Tensor of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
   Tensor of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
-  // Over the micro-batches of each rank, then ranks; or over the ranks of each micro-batch, then micro-batches.
+  // The sum over the micro-batches of each rank and then over ranks, or over the ranks of each micro-batch and then
+  // over micro-batches.
   Tensor summed() const {
     Tensor sum;
     if (of.zero >= 2)
@@ -146,8 +147,8 @@ constexpr int kSteps = 2;      // with the same parameters, to detect state left
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
-  std::vector<double> numbers;
-  auto fields() { return std::tie(parameter, range, numbers); }
+  std::vector<double> elements;
+  auto fields() { return std::tie(parameter, range, elements); }
 };
 
 struct Seen {
@@ -171,7 +172,7 @@ std::vector<TensorSlice> held(const std::vector<FlatUnit>& units, bool gradients
       if (here.size() > 0)
         out.push_back({parameter,
                        {here.begin - slot.begin, here.end - slot.begin},
-                       numbers(all.narrow(0, here.begin, here.size()))});
+                       to_doubles(all.narrow(0, here.begin, here.size()))});
       ++parameter;
     }
   }
@@ -230,7 +231,7 @@ void check_cover(const MicroGradients& g, const Slices& slices, int times) {
   for (const Range& range : g.ranges) covered.emplace_back(range.size());
   for (const auto& list : slices)
     for (const TensorSlice& h : list) {
-      if (std::ssize(h.numbers) != h.range.size()) throw NoAnswer();
+      if (std::ssize(h.elements) != h.range.size()) throw NoAnswer();
       for (int64_t i = h.range.begin; i < h.range.end; ++i) ++covered.at(h.parameter).at(static_cast<size_t>(i));
     }
   for (const auto& parameter : covered)
@@ -275,7 +276,7 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
         std::vector<Guess> guesses;
         for (const Mistake& m : mistakes) guesses.push_back({m.cause, g.slice(m.would_be, h.parameter, h.range)});
         expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
-                      h.numbers, g.slice(sum, h.parameter, h.range), guesses, c.ranks);
+                      h.elements, g.slice(sum, h.parameter, h.range), guesses, c.ranks);
       }
   }
 }
@@ -296,7 +297,7 @@ void check_values(const DataCase& c, const MicroGradients& g, const std::vector<
           for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
             own_alone[i - h.range.begin] = after[i - h.range.begin];
       const char* stale = "the shards updated by other ranks have old values: they were not gathered";
-      expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.numbers,
+      expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.elements,
                     after, {{stale, own_alone}, {stale, before}}, c.ranks, 1e-5);
     }
   }

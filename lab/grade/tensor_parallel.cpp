@@ -93,7 +93,7 @@ void check_case(Grading& grading, const Case& c, int n) {
     };
     const Var leaf(mine(x), true);
     const Var y = redistribute(scale(leaf, 1), world, c.from, c.to);
-    ProductSeen seen{.value = numbers(y.value()), .sent_forward = sent(world)};
+    ProductSeen seen{.value = to_doubles(y.value()), .sent_forward = sent(world)};
     backward(y, {.seed = mine(dy)});
     seen.sent_backward = sent(world) - seen.sent_forward;
     seen.gradient = gradient_values(leaf);
@@ -109,9 +109,9 @@ void check_case(Grading& grading, const Case& c, int n) {
       expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
                     {{"the local value is unchanged: no redistribution in the forward pass", x.rank[r]}}, n, 1e-12);
       const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
-      const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
+      const std::string conversion = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
       std::vector<Guess> guesses{
-          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
+          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, conversion), dy.rank[r]}};
       if (dual(c.to) != P)
         guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
       else if (dy.rank[0].size() == expected.size())
@@ -121,7 +121,7 @@ void check_case(Grading& grading, const Case& c, int n) {
           return;
         guesses.push_back(
             {fmt::format("the gradient is converted {} -> {}, which is {}; expected {}: dual(to) -> dual(from)",
-                         from.str(), to.str(), names, way),
+                         from.str(), to.str(), names, conversion),
              moved(dy, from, to, r)});
       };
       goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
@@ -136,7 +136,7 @@ void check_case(Grading& grading, const Case& c, int n) {
       };
       expect_bytes(grading, where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
       expect_bytes(grading, where + ", backward", seen.sent_backward, bytes(dual(c.to), dual(c.from)),
-                   fmt::format("the bytes of {}", way));
+                   fmt::format("the bytes of {}", conversion));
     });
 }
 
@@ -214,7 +214,7 @@ VocabularySeen solve(const VocabularyProblem& p, Communicator* world) {
   const Tensor all_targets = Tensor::of<int32_t>(targets, {p.rows}, arena);
   const Loss loss = world ? vocab_parallel_cross_entropy(copy, all_targets, kScale, *world, p.vocab)
                           : cross_entropy(copy, all_targets, kScale);
-  VocabularySeen seen{.loss = loss.loss_sum, .root = numbers(loss.mean.value()), .sent = world ? sent(*world) : 0};
+  VocabularySeen seen{.loss = loss.loss_sum, .root = to_doubles(loss.mean.value()), .sent = world ? sent(*world) : 0};
   backward(loss.mean);
   seen.gradient = gradient_values(logits);
   return seen;
@@ -302,13 +302,13 @@ void check_problem(Grading& grading, const VocabularyProblem& p, const std::vect
                   guesses_of_gradient(p, r, full.gradient), p.ranks, 1e-10);
     all_sent += seen.sent;
   }
-  const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
-  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
+  const int64_t row_bytes = 2 * (p.ranks - 1) * p.rows * 8;
+  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * row_bytes,
                "three all-reduces of one value per row, 3 x 2 (n - 1) x 8 N",
-               {{"two all-reduces; expected three", 2 * numbers_of_rows},
-                {"four all-reduces; expected three", 4 * numbers_of_rows},
+               {{"two all-reduces; expected three", 2 * row_bytes},
+                {"four all-reduces; expected three", 4 * row_bytes},
                 {"the logits are gathered: vocabulary parallelism must avoid this",
-                 3 * numbers_of_rows + (p.ranks - 1) * p.rows * p.vocab * 8}});
+                 3 * row_bytes + (p.ranks - 1) * p.rows * p.vocab * 8}});
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ RingSeen attended_alone(const RingProblem& p) {
     std::iota(all.begin(), all.end(), 0);
     const Var qkv(packed(p, all, arena), true), y = packed_attention(qkv, {.query = 1, .key = 1}, p.options());
     backward_from_ones(y);
-    return RingSeen{numbers(y.value()), numbers(qkv.grad())};
+    return RingSeen{to_doubles(y.value()), to_doubles(qkv.grad())};
   })[0];
 }
 
@@ -159,7 +159,7 @@ std::vector<RingSeen> attended(const RingProblem& p) {
     const Var y = ring_attention(qkv, {.query = 1, .key = 1}, p.options(), world, p.balance);
     const int64_t forward = sent(world);
     backward_from_ones(y);
-    return RingSeen{numbers(y.value()), numbers(qkv.grad()), forward};
+    return RingSeen{to_doubles(y.value()), to_doubles(qkv.grad()), forward};
   });
 }
 
@@ -240,7 +240,7 @@ MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<
   there.rows = [x = record_one("without_gradient", rows.value().clone(), {rows.edge()}, [](Grads& g) {
                   Tensor none = g.output().clone();
                   none.fill(0);
-                  g.give(0, none);
+                  g.set(0, none);
                 })] { return x; };
   there.back = [](const Var& done) { return done; };
   return there;
@@ -252,21 +252,21 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   MixtureOfExperts layer(kChannels,
                          {.hidden = kHidden, .experts = {.count = p.here * p.ranks, .balance_loss = 0, .z_loss = 0}});
   if (ep) shard_experts(layer, *ep);
-  if (loses_gradients) layer.keep_experts(0, p.here * p.ranks, without_gradient);
+  if (loses_gradients) layer.set_local_experts(0, p.here * p.ranks, without_gradient);
   layer.materialize(p.seed, arena, DType::float64, DType::float64);
   layer.set_step({.training = true});
   layer.clear_gradients();
   const Var x(sample(p, rank, "x", arena), true), y = layer(x);
   backward(y, {.seed = sample(p, rank, "dy", arena)});
   ExpertsSeen seen;
-  seen.out = numbers(y.value());
+  seen.out = to_doubles(y.value());
   seen.input_gradient = gradient_values(x);
   seen.rows = layer.take_load().rows;
   for (int64_t e = 0; e < p.here * p.ranks; ++e) {
     std::vector<double>& gradient = seen.expert_gradients.emplace_back();
     for (const Parameter* parameter : layer.parameters())
       if (parameter->name == fmt::format("experts.{}.up.weight", e) && parameter->var.grad().defined())
-        gradient = numbers(parameter->var.grad());
+        gradient = to_doubles(parameter->var.grad());
   }
   if (ep) seen.sent = sent(*ep);
   return seen;

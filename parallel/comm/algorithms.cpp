@@ -31,9 +31,9 @@ struct Exchange {
   }
   void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
-  void send_pieces(const std::byte* whole) {
+  void send_chunks(const std::byte* full) {
     for (int r = 0; r < n; ++r)
-      if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
+      if (r != rank) send(r, full + range(r).begin * element, bytes(r));
   }
   // out = the sum, in rank order, of the `size` bytes that each rank sent; this rank's input is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
@@ -47,12 +47,12 @@ struct Exchange {
     }
     memory.reduce_ranks(in, std::span(&out, 1), {0, size / element});
   }
-  void share_piece(const std::byte* own, std::byte* whole) {
+  void share_chunk(const std::byte* own, std::byte* full) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, own, bytes(rank));
-    memory.copy(whole + range(rank).begin * element, own, bytes(rank));
+    memory.copy(full + range(rank).begin * element, own, bytes(rank));
     for (int r = 0; r < n; ++r)
-      if (r != rank) recv(r, whole + range(r).begin * element, bytes(r));
+      if (r != rank) recv(r, full + range(r).begin * element, bytes(r));
   }
 
   void run();
@@ -62,14 +62,14 @@ void Exchange::run() {
   const int64_t begin = range(rank).begin * element, all = call.bytes();
   switch (call.op) {
     case Op::all_reduce:
-      send_pieces(call.in);
+      send_chunks(call.in);
       sum_received(call.in + begin, call.out + begin, bytes(rank));
-      return share_piece(call.out + begin, call.out);
+      return share_chunk(call.out + begin, call.out);
     case Op::reduce_scatter:
-      send_pieces(call.in);
+      send_chunks(call.in);
       return sum_received(call.in + begin, call.out, bytes(rank));
     case Op::all_gather:
-      return share_piece(call.in, call.out);
+      return share_chunk(call.in, call.out);
     case Op::broadcast:
       if (rank != call.root) return recv(call.root, call.out, all);
       for (int r = 0; r < n; ++r)
@@ -86,12 +86,9 @@ void Exchange::run() {
     case Op::scatter:
       if (rank != call.root) return recv(call.root, call.out, bytes(rank));
       memory.copy(call.out, call.in + begin, bytes(rank));
-      return send_pieces(call.in);
+      return send_chunks(call.in);
     case Op::all_to_all:
-      send_pieces(call.in);
-      memory.copy(call.out + begin, call.in + begin, bytes(rank));
-      for (int r = 0; r < n; ++r)
-        if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
+      sent = exchange_uneven(t, call);
       return;
     default: {  // barrier: a message between every pair of ranks
       std::byte token{};

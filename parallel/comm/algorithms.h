@@ -50,7 +50,8 @@ constexpr const AlgorithmRow& find_row(Algorithm algorithm) { return kAlgorithms
 constexpr std::string_view to_string(Algorithm algorithm) { return find_row(algorithm).name; }
 inline constexpr auto kAlgorithmNames = row_names(kAlgorithms);
 
-// "direct, ring, tree or root": those of a documented order, which may have to be the same for all elements.
+// "direct, ring, tree or root": the algorithms with a documented summation order; `uniform`: only those whose order is
+// the same for all elements.
 std::string expected_algorithms(bool uniform = false);
 
 // Whether the library runs the collective. Uneven chunks use the library only if messages cannot reach the arrays.

@@ -45,7 +45,7 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
     const auto forward = [&](int k) {
       list.push_back({PassKind::F, order.chunk_forward(k) * ranks + r, order.microbatch(k)});
     };
-    // The first group reaches the last chunk; twice the number of later ranks covers the round trip.
+    // Warm-up passes: those before the first group's last chunk, and two per later rank for the round trip.
     const int ahead = std::min((chunks - 1) * ranks + 2 * (ranks - r - 1), total);
     for (int k = 0; k < ahead; ++k) forward(k);
     for (int k = 0; k < total; ++k) {

@@ -78,8 +78,8 @@ void repeat(Schedule& s, const Block& block, int rank) {
   }
 }
 
-// After a rank's last F, I runs as early as possible, because other ranks wait for it, and W when no I can run, on a
-// clock with unit-time passes.
+// Reorders the passes after each rank's last F, simulated with unit-time passes: I runs as early as possible, because
+// other ranks wait for it, and W only when no I can run.
 void defer_weights(Schedule& s) {
   ActionTable ends(s);
   std::vector<std::vector<Action>> left;

@@ -75,7 +75,7 @@ std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
 std::optional<std::string> find_fault(const Schedule& schedule);
 void validate(const Schedule& schedule);
 
-// The maximum number in flight on each rank: forward passes before their B or W, counted per chunk.
+// The maximum number of forward passes in flight on each rank, from F to B or W, counted per chunk.
 std::vector<int> peak_in_flight(const Schedule& schedule);
 
 }  // namespace tessera

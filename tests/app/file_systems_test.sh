@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A run directory on a file system other than ext4: FUSE (bindfs), which does not support rename flags, like NFS and
-# Lustre. All commands that write there must succeed with the same bits as on a disk.
+# Lustre. All commands that write there must succeed and write the same bytes as on a disk.
 #   file_systems_test.sh TESSERA
-# Exits with 77 (skipped) and the reason if it cannot be mounted.
+# Exits with 77 (skipped) and the reason if the file system cannot be mounted.
 set -euo pipefail
 tessera=$(readlink -f "$1")
 skip() { echo "skipped: $*"; exit 77; }

@@ -129,7 +129,7 @@ TEST_F(KillTest, RunKilledFiftyTimesMatchesUninterruptedRunBitwise) {
   for (uint64_t k = 0; k < kKills && !HasFailure(); ++k) kill_and_check(k);
   ASSERT_FALSE(HasFailure());
   const int64_t reached = newest_step();
-  // Two thirds or more on a disk; a memory file system saves too fast to hit.
+  // On a disk two thirds or more of the kills hit a save; on a memory file system saves are too short to be hit often.
   EXPECT_GT(while_saving_, kKills / 4);
   must("train --resume --out run --save-every 0");
 
@@ -175,7 +175,7 @@ constexpr double kTimeout = 120;  // seconds; a run takes about one, but the mac
 
 class SoakTest : public ProgramTest {
  protected:
-  uint64_t below(uint64_t n) { return random_.below(n, draws_++); }
+  uint64_t below(uint64_t n) { return random_.below(n, samples_++); }
   double fraction() { return static_cast<double>(below(1000000)) / 1e6; }
   std::string of(const test::Plans& list) { return list[below(list.size())]; }
   static uint64_t number(const char* name, uint64_t otherwise) {
@@ -183,7 +183,7 @@ class SoakTest : public ProgramTest {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
   }
 
-  // Until the next save, or a time limit: not every run saves.
+  // Waits until the next save, or until a time limit, because not every run saves.
   void await_saving(pid_t child) const {
     const auto begin = Clock::now();
     while (!saving(child) && Seconds(Clock::now() - begin).count() < duration_)
@@ -198,7 +198,7 @@ class SoakTest : public ProgramTest {
   test::Plans recorded(const std::string& settings);
 
   Philox random_{number("TESSERA_SOAK_SEED", 1)};
-  uint64_t draws_ = 0;
+  uint64_t samples_ = 0;
   double duration_ = 1;  // approximate duration of a full run in seconds
   uint64_t runs_ = 0, trials_ = 0;
   int last_signal_ = 0;  // the last signal that ends a run

@@ -187,7 +187,7 @@ TEST_F(ImportExportTest, RejectsInvalidOptions) {
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
 }
 
-// train --init with adapters: the base keeps its bits, only adapters are trained and saved, and they are exported alone
+// train --init with adapters: the base is unchanged, only adapters are trained and saved, and they are exported alone
 // or merged.
 
 class LoraTest : public ModelsTest {
@@ -295,10 +295,10 @@ TEST_F(LoraTest, AdaptersReferenceTheirBaseModel) {
 
   fs::rename(path("base"), path("first"));
   must(base_ + "--seed 2");
-  for (const char* words : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
-                            "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
-                            "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
-    fails(words, 4, "expected the base model with hash " + hash("adapters") + ", got ");
+  for (const char* args : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
+                           "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
+                           "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
+    fails(args, 4, "expected the base model with hash " + hash("adapters") + ", got ");
   must("checkpoint export tuned --out merged --merge");
   must("evaluate adapters --base first --data text.txt");
 }
@@ -406,7 +406,7 @@ TEST_F(QuantizeTest, QuantizedRunsResumeAndExport) {
   EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
 
-  // Dequantized: the weights used in computation, with merged adapters.
+  // The exported weights are the dequantized ones that the run computes with, with adapters merged.
   expect_has(must("checkpoint export tuned --out whole --merge").out, "4-bit weights were dequantized");
   EXPECT_NEAR(compute_loss("whole"), loss, 1e-5);
 

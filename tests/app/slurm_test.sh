@@ -66,7 +66,7 @@ for _ in {1..100}; do [[ $(sinfo -h -o %T 2>/dev/null) == idle ]] && break; slee
 seq -f 'Line %g of a text that says little.' 900 >"$work/text.txt"
 small="--data $work/text.txt --dp 2 --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --steps 8 --warmup 2 --lr 0.03"
 small+=" --threads-per-rank 1 --eval-every 0 --quiet"
-same() {  # the bits of thread ranks
+same() {  # bitwise identical to thread ranks
   for file in model optimizer; do
     cmp "$work"/{threads,"$1"}"/checkpoints/step-8/$file.safetensors" || fail "$1 has other bits than thread ranks"
   done

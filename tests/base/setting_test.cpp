@@ -91,37 +91,39 @@ TEST(Settings, ValuesOfEveryTypeRoundTripThroughText) {
 }
 
 TEST(Settings, ErrorsNameExpectedAndActualValue) {
-  EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], got '65'");
+  EXPECT_EQ(refusal("voices", "65"), "--x: expected an integer in [1, 64], got '65'");
   EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), got '1'");
   EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, got '10'");
   EXPECT_EQ(refusal("sung", "yes"), "--x: expected true or false, got 'yes'");
   EXPECT_EQ(refusal("name", "lats"), "--x: expected none, first, last, got 'lats'; did you mean 'last'?");
   EXPECT_EQ(refusal("file", ""), "--x: expected a file, got ''");
   EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, got '\\xe9'");
-  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected a whole number in [1, 8], got '9'");
-  EXPECT_EQ(refusal("level", "3"), "--x: expected a whole number in [0, 2], got '3'");
+  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected an integer in [1, 8], got '9'");
+  EXPECT_EQ(refusal("level", "3"), "--x: expected an integer in [0, 2], got '3'");
   EXPECT_EQ(refusal("mood", ""), "--x: expected a value, got ''");
 }
 
 TEST(Settings, DescriptorsValidateValues) {
-  Tune t, usual;
-  const auto least = [&] {
-    return error_message([&] { check_least(field_descriptors(t), field_descriptors(usual)); });
+  Tune t, defaults;
+  const auto low_value = [&] {
+    return error_message([&] { check_minimum(field_descriptors(t), field_descriptors(defaults)); });
   };
-  const auto read = [&] { return error_message([&] { check_read(field_descriptors(t), field_descriptors(usual)); }); };
-  EXPECT_EQ(least(), "nothing was thrown");
+  const auto read = [&] {
+    return error_message([&] { check_read(field_descriptors(t), field_descriptors(defaults)); });
+  };
+  EXPECT_EQ(low_value(), "nothing was thrown");
   EXPECT_EQ(read(), "nothing was thrown");
   t.bars = -1;
-  EXPECT_EQ(least(), "`bars`: expected at least 0, got -1");
+  EXPECT_EQ(low_value(), "`bars`: expected at least 0, got -1");
   t.bars = 0, t.voices = 0;
-  EXPECT_EQ(least(), "`voices`: expected at least 1, got 0");
+  EXPECT_EQ(low_value(), "`voices`: expected at least 1, got 0");
   t.name = "last";
   EXPECT_EQ(read(), "`name`: requires `voices`, got 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
   EXPECT_EQ(read(), "`sung`: requires `mood` loud or very-loud, got calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
-  EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
+  EXPECT_EQ(difference(field_descriptors(t), field_descriptors(defaults)), "voices=2 sung=true name=last mood=loud");
 }
 
 TEST(Settings, RoundTripThroughJson) {
@@ -137,20 +139,21 @@ TEST(Settings, RoundTripThroughJson) {
     return error_message([&] { take_json(field_descriptors(back), text, "a tune"); });
   };
   EXPECT_EQ(wrong("[1]"), "a tune: expected a JSON object, got [1]");
-  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected a whole number, got 1.5");
+  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected an integer, got 1.5");
   EXPECT_EQ(wrong(R"({"level": 3})"), "`level`: expected 0, 1 or 2, got 3");
   EXPECT_EQ(wrong(R"({"mood": "lout"})"), "`mood`: expected calm, loud, very-loud, got \"lout\"; did you mean 'loud'?");
-  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected a whole number, got true");
+  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected an integer, got true");
   EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
 }
 
 TEST(Settings, DescriptorsProvideIdentityFieldsAndJson) {
-  Tune t, usual;
-  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1})");
+  Tune t, defaults;
+  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(defaults)).dump(), R"({"voices":1})");
   t.words = {"la"}, t.speed = 0.1;
-  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1,"words":["la"]})");
+  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(defaults)).dump(),
+            R"({"voices":1,"words":["la"]})");
   const auto entry = [&](const char* name) {
-    return make_entry(field_descriptors(usual).at(name), [](const std::string& help) { return help + "!"; }).dump();
+    return make_entry(field_descriptors(defaults).at(name), [](const std::string& help) { return help + "!"; }).dump();
   };
   EXPECT_EQ(entry("speed"), R"({"name":"speed","group":"Sound","kind":"number","default":0.5,"least":0.0,"below":1.0,)"
                             R"("in_file":false,"help":"with `voices`!"})");

@@ -66,7 +66,7 @@ struct Point {
 };
 std::vector<Point> ends_of_lines();  // of lines with pending tasks
 
-// Work, or recording of or waiting for the event with the given number.
+// A step of a line: work, the recording of an event, or a wait for an event.
 struct Node {
   enum class Kind : uint8_t { work, record, wait };
   Kind kind = Kind::work;
@@ -92,7 +92,7 @@ cudaError_t not_while_capturing();
 // Runs all queued work; waits for other ranks.
 void finish(cudaStream_t stream);
 // Runs unblocked tasks on all streams.
-void go_on();
+void resume();
 
 }  // namespace tessera::emulator
 

@@ -89,15 +89,15 @@ TEST(Search, MatchesBruteForce) {
 }
 
 SearchRequest random_request(uint64_t trial) {
-  test::Draw draw("questions", trial);
-  SearchRequest q = small(draw.of({1, 2, 4, 8}), draw.of({4, 6, 8}));
-  q.model.layers = draw.between(3, 6);
-  q.model.context = draw.of({128, 256});
-  q.model.gated = draw.between(0, 1) == 1;
+  test::Sampler sample("questions", trial);
+  SearchRequest q = small(sample.of({1, 2, 4, 8}), sample.of({4, 6, 8}));
+  q.model.layers = sample.between(3, 6);
+  q.model.context = sample.of({128, 256});
+  q.model.gated = sample.between(0, 1) == 1;
   if (q.model.gated) q.model.positions = Positions::rope;
-  q.software = software_named(draw.of({"megatron", "fsdp", "tessera"}));
-  q.hardware.memory_bytes = 1e6 * static_cast<double>(draw.between(120, 600));
-  if (draw.between(0, 3) == 0) q.fixed.zero = draw.of({ZeroStage::none, ZeroStage::two});
+  q.software = software_named(sample.of({"megatron", "fsdp", "tessera"}));
+  q.hardware.memory_bytes = 1e6 * static_cast<double>(sample.between(120, 600));
+  if (sample.between(0, 3) == 0) q.fixed.zero = sample.of({ZeroStage::none, ZeroStage::two});
   return q;
 }
 
@@ -293,10 +293,10 @@ TEST(Recommendation, ExplainsPlanAndAlternatives) {
     EXPECT_EQ(w.layout.batch(), 64);
   }
   EXPECT_FALSE(r.weakest_assumption.empty());
-  for (const double share : {0.919, 0.921}) {  // fraction of the memory used by the peak rank
+  for (const double fraction : {0.919, 0.921}) {  // fraction of the memory used by the peak rank
     q.hardware.memory_bytes =
-        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / share;
-    EXPECT_EQ(recommend(q, a).why[2].find("tight") != std::string::npos, share > 0.92) << share;
+        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / fraction;
+    EXPECT_EQ(recommend(q, a).why[2].find("tight") != std::string::npos, fraction > 0.92) << fraction;
   }
 }
 
@@ -311,8 +311,8 @@ TEST(Recommendation, ComparesTimeAndMemory) {
       {0.9991, 7.91, "same time"},
       {0.9989, 7.89, "0.1% faster; 0.1 GB less on the peak rank"},
       {3.5, 8, "250.0% slower: +2.50 s tp"}};
-  for (const auto& [seconds, gigabytes, words] : table)
-    EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), words);
+  for (const auto& [seconds, gigabytes, message] : table)
+    EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), message);
   Candidate large = candidate(1, 8);
   large.prediction.fits = false, large.prediction.over_bytes = 1.26e9, large.prediction.largest = "optimizer";
   EXPECT_EQ(compared(large, candidate(1, 8)), "does not fit: 1.3 GB over capacity, mostly optimizer");

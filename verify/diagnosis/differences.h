@@ -16,7 +16,7 @@ struct Compared {
   Tensor owners = {};      // int32: source rank of each element; undefined: rank 0
   double tolerance = 0;    // maximum |found - expected|, relative to the largest |expected|
 };
-// Without step, kind, name and distance.
+// Leaves step, kind, name and distance unset.
 TensorDifference compute_difference(const Compared& pair);
 
 // Whether most wrong elements of `found` are values of `expected` at other positions.
