@@ -42,8 +42,8 @@ std::string replaced(std::string text, const Texts& words) {
 std::vector<Fake> fakes() {
   std::vector<Fake> all;
   for (const Section& s : read_sections("fakes.txt")) {
-    Fake fake{s.words.at(0),       s.words.at(1), s.words.size() > 2 ? s.words[2] : "", s.texts[0].second, {},
-              changelog_entries(s)};
+    Fake fake{s.fields.at(0), s.fields.at(1), s.fields.size() > 2 ? s.fields[2] : "", s.texts[0].second, {},
+              find_changes(s)};
     for (const auto& [kind, text] : s.texts) {
       if (kind == "body") fake.bodies.push_back(text);
       if (kind == "at the start")
