@@ -18,7 +18,7 @@ symbols=$(defined "$program")
 for library in "$@"; do
   name=$(basename "$library")
   name=${name#lib} name=${name%.a} name=${name%.so}
-  ! grep -Eq "(^-l|(^|/)lib)$name([.]|$)" "$command" || fail "the link command names $name: $(grep "$name" "$command")"
+  ! grep -Eq "(^-l|(^|/)lib)${name}([.]|$)" "$command" || fail "the link command names $name: $(grep "$name" "$command")"
   ! grep -q "lib$name[.]so" <<<"$loaded" || fail "$program loads $name"
   [[ $library == *.a ]] || continue
   found=$(comm -12 <(echo "$symbols") <(defined "$library"))
