@@ -202,11 +202,12 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   }
   if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
     Checkpoint found = open_checkpoint(from);
-    check_finite(found);
+    check_checkpoint_finite(found);
     return found;
   }
   const fs::path directory = names_directory(from / "checkpoints") ? from / "checkpoints" : from;
-  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_finite)) return *found;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_checkpoint_finite))
+    return *found;
   bad_input("{}: no usable checkpoint: {}", from.string(),
             passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
 }

@@ -91,7 +91,7 @@ std::string owner_text() {
 
 }  // namespace
 
-void check_finite(const Checkpoint& checkpoint) {
+void check_checkpoint_finite(const Checkpoint& checkpoint) {
   for (const char* stem : {kModel, kOptimizer}) {
     if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported weights
     const SavedTensors saved(checkpoint.path, stem);
@@ -146,7 +146,7 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainCon
 std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainConfig& o,
                                                        const Dataset* dataset,
                                                        std::vector<std::string>& passed_over) const {
-  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_finite);
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_checkpoint_finite);
   if (!checkpoint && passed_over.empty()) return {};
   if (!checkpoint) bad_input("{}: no usable checkpoint: {}", path_.string(), passed_over.front());
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
