@@ -1,4 +1,4 @@
-// MPI setup, shared windows and launch.
+// MPI setup, memory shared by the ranks of a host, and launch.
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>
