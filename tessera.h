@@ -35,6 +35,7 @@
 #include "models/language_model.h"
 #include "models/layout.h"
 #include "models/sample.h"
+#include "models/stages.h"
 
 // Training under a plan, runs with checkpoints and metrics, and verification against one rank.
 #include "train/config.h"
@@ -45,7 +46,7 @@
 
 // Text, tokens and files.
 #include "data/dataset.h"
+#include "data/loader.h"
 #include "data/safetensors.h"
 #include "data/text.h"
-#include "data/token_file.h"
 #include "data/tokenizer.h"

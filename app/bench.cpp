@@ -19,17 +19,17 @@ namespace {
 
 // Parses FROM:TO:FACTOR or a single size; K, M and G are powers of 1024.
 std::vector<int64_t> parse_sizes(const std::string& text) {
-  std::vector<int64_t> numbers, out;
+  std::vector<int64_t> bounds, out;
   for (std::string field : split(text, ':')) {
     const size_t unit = std::string_view("KMG").find(field.empty() ? ' ' : field.back());
     const size_t shift = unit == std::string_view::npos ? 0 : 10 * (unit + 1);
     if (shift > 0) field.pop_back();
-    numbers.push_back(parse_integer("--bytes", field, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
+    bounds.push_back(parse_integer("--bytes", field, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
   }
-  if (numbers.size() == 1) numbers = {numbers[0], numbers[0], 2};
-  if (numbers.size() != 3 || numbers[1] < numbers[0] || numbers[2] < 2)
+  if (bounds.size() == 1) bounds = {bounds[0], bounds[0], 2};
+  if (bounds.size() != 3 || bounds[1] < bounds[0] || bounds[2] < 2)
     bad_usage("--bytes: expected FROM:TO:FACTOR, such as 8:128M:2, or one size; got '{}'", text);
-  for (int64_t size = numbers[0]; size <= numbers[1]; size *= numbers[2]) out.push_back(size);
+  for (int64_t size = bounds[0]; size <= bounds[1]; size *= bounds[2]) out.push_back(size);
   return out;
 }
 

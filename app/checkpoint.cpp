@@ -83,8 +83,10 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   std::vector<TensorBytes> listed;
   for (const SavedPart& p : shards) {
     const DType dtype = saved.at(p.name).dtype;
-    listed.push_back(
-        {p.name, dtype, full ? std::vector<int64_t>(p.whole.begin(), p.whole.end()) : std::vector{p.count}, {}});
+    listed.push_back({p.name,
+                      dtype,
+                      full ? std::vector<int64_t>(p.full_shape.begin(), p.full_shape.end()) : std::vector{p.count},
+                      {}});
   }
   about.erase("format");
   if (full)
@@ -97,7 +99,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
     const int64_t element = element_size(listed[i].dtype);
     const TensorReader read = saved.reader(p.name);
     bytes.resize(static_cast<size_t>(p.count * element));
-    for_each_run(p.whole, p.shard, p.begin, p.begin + p.count, [&](int64_t here, int64_t begin, int64_t count) {
+    for_each_run(p.full_shape, p.shard, p.begin, p.begin + p.count, [&](int64_t here, int64_t begin, int64_t count) {
       read(begin, std::span(bytes).subspan(static_cast<size_t>((here - p.begin) * element),
                                            static_cast<size_t>(count * element)));
     });
@@ -110,7 +112,7 @@ std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved)
   std::vector<SavedPart> all;
   for (const auto& [name, tensor] : saved.all()) {
     const Shape shape(tensor.shape);
-    all.push_back({.name = name, .whole = shape, .count = shape.numel()});
+    all.push_back({.name = name, .full_shape = shape, .count = shape.numel()});
   }
   return {all};
 }
@@ -189,7 +191,7 @@ void check_sizes(const ModelConfig& config) {
                   kMultiple);
 }
 
-void say(const QuantizedWeight& weight, bool is_measured) {
+void report_layer(const QuantizedWeight& weight, bool is_measured) {
   std::string line = fmt::format("{} ({}, {})", weight.name, weight.matrix.rows, weight.matrix.columns);
   if (is_measured) line += fmt::format(": {:.3g}% relative squared error of its output", 100 * weight.error);
   say_above_progress(line);
@@ -215,7 +217,7 @@ void quantize(const CheckpointOptions& o) {
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run.config));
-  for (const std::string& note : text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  for (const std::string& note : text.notes) say(note);
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,
@@ -224,8 +226,9 @@ void quantize(const CheckpointOptions& o) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(launch_options("checkpoint", model.run, model.run.config.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
-      for (QuantizedWeight& w : quantize_layers(shard->model(), text.rows.get(), options,
-                                                [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
+      for (QuantizedWeight& w :
+           quantize_layers(shard->model(), text.rows.get(), options,
+                           [&](const QuantizedWeight& one) { report_layer(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
     });
     write_hub_folder(made, from.config, weights);
@@ -390,12 +393,12 @@ void inspect(const CheckpointOptions& o) {
 }  // namespace
 
 int run(const CheckpointOptions& o) {
-  using Way = CheckpointOptions::Way;
-  if (o.way == Way::import) import_model(o);
-  if (o.way == Way::write) export_model(o);
-  if (o.way == Way::inspect) inspect(o);
-  if (o.way == Way::reshard) reshard(o);
-  if (o.way == Way::quantize) quantize(o);
+  using Action = CheckpointOptions::Action;
+  if (o.action == Action::import) import_model(o);
+  if (o.action == Action::write) export_model(o);
+  if (o.action == Action::inspect) inspect(o);
+  if (o.action == Action::reshard) reshard(o);
+  if (o.action == Action::quantize) quantize(o);
   return 0;
 }
 

@@ -48,7 +48,7 @@ const Names kExcludedFromVerify = split(
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
 
 bool is_plan_property(const Setting& s) {
-  const std::string_view name = s.field.name;
+  const std::string_view name = s.name;
   if (name == "record" || name == "replay" || name == "staleness") return false;
   return s.field.group == "Model" || s.field.group == "Plan" || name == "batch" || name == "microbatches" ||
          name == "recompute" || name == "optimizer";
@@ -56,7 +56,7 @@ bool is_plan_property(const Setting& s) {
 
 // Reads app/help/NAME.txt; empty if the file does not exist.
 std::string help_footer(const std::string& command) {
-  const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
+  const auto found = std::ranges::find(help::help_files(), command, &EmbeddedFile::name);
   return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
 }
 
@@ -125,11 +125,11 @@ CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const s
 
 void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has_default) {
   const std::string shown = "--" + s.word();
-  std::string help = with_options(std::string(s.field.help));
+  std::string help = with_options(std::string(s.help));
   registered_.back().second.emplace_back(s, has_default);
   CLI::Option* made = nullptr;
   if (auto* const* many = std::get_if<std::vector<std::string>*>(&s.at); s.field.place || s.field.repeated) {
-    const std::string name = s.field.place ? std::string(s.field.name) : shown;
+    const std::string name = s.field.place ? std::string(s.name) : shown;
     made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
     if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (s.field.repeated) made->expected(1);
@@ -204,39 +204,39 @@ CommandLine::CommandLine() {
   add(c, field_descriptors(report_));
   add_run(c, run_, report_.args, is_plan_property);
   CLI::App* owner = command(app_, "checkpoint", "Import, export and convert models in Hugging Face format");
-  const auto checkpoint_action = [&](const char* name, const char* about, CheckpointOptions::Way way) {
+  const auto checkpoint_action = [&](const char* name, const char* about, CheckpointOptions::Action action) {
     c = command(*owner, name, about);
-    c->callback([this, way] { checkpoint_.way = way; });
-    add(c, field_descriptors(checkpoint_, way));
+    c->callback([this, action] { checkpoint_.action = action; });
+    add(c, field_descriptors(checkpoint_, action));
   };
-  using Way = CheckpointOptions::Way;
+  using Action = CheckpointOptions::Action;
   checkpoint_action("import", "Convert a Hugging Face folder to a run for train --init, generate and export",
-                    Way::import);
-  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers can load", Way::write);
-  checkpoint_action("reshard", "Rewrite a run with one file per rank of a layout, or with full tensors", Way::reshard);
+                    Action::import);
+  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers can load", Action::write);
+  checkpoint_action("reshard", "Rewrite a run with one file per rank of a layout, or with full tensors",
+                    Action::reshard);
   add_run(c, checkpoint_.layout, kReshardOptions);
-  checkpoint_action("quantize", "Quantize the weights of attention and feed-forward layers to 4 bits", Way::quantize);
+  checkpoint_action("quantize", "Quantize the weights of attention and feed-forward layers to 4 bits",
+                    Action::quantize);
   add_run(c, checkpoint_.layout, kQuantizeOptions);
-  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a Hugging Face folder", Way::inspect);
+  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a Hugging Face folder", Action::inspect);
   c = command(app_, "explore", "Explore the planner interactively, in a browser on this machine");
   add(c, field_descriptors(explore_));
   owner = command(app_, "lab", "Puzzles and exercises on parallel training, solved in files or C++ functions");
-  const auto lab_action = [&](const char* name, const char* about, LabOptions::Way way) {
+  const auto lab_action = [&](const char* name, const char* about, LabOptions::Action action) {
     c = command(*owner, name, about);
-    c->callback([this, way] { lab_.way = way; });
-    add(c, field_descriptors(lab_, way));
+    c->callback([this, action] { lab_.action = action; });
+    add(c, field_descriptors(lab_, action));
   };
-  lab_action("list", "List puzzles and exercises (the default)", LabOptions::Way::list);
+  lab_action("list", "List puzzles and exercises (the default)", LabOptions::Action::list);
   lab_action("start", "Create the directory of a puzzle or exercise, with its page and the file to write",
-             LabOptions::Way::start);
-  lab_action("check", "Grade the file of a puzzle, or build and grade a C++ function", LabOptions::Way::check);
-  lab_action("grade", "Grade the function that is built into this program", LabOptions::Way::grade);
-  lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Way::answer);
+             LabOptions::Action::start);
+  lab_action("check", "Grade the file of a puzzle, or build and grade a C++ function", LabOptions::Action::check);
+  lab_action("grade", "Grade the function that is built into this program", LabOptions::Action::grade);
+  lab_action("answer", "Answer the questions of a grader (started by check)", LabOptions::Action::answer);
   owner->require_subcommand(0, 1);
   c = command(app_, "describe", "Print every option of every command, for programs that build command lines");
-  Settings s;
-  s.add(describe_format_, {"format", "output format"}).of("json");
-  add(c, s);
+  add(c, {{"format", &describe_format_, "output format", Field{.choices = "json"}}});
 }
 
 // {"version": .., "commands": [{"command": "train", "help": .., "options": [..]}, ..]}
@@ -358,12 +358,12 @@ TrainCommand CommandLine::train() {
   if (resumed) config = (std::filesystem::path(out) / "config.toml").string();
   bool chooses = std::ranges::any_of(args_, [](const auto& w) { return chooses_job(w.first, w.second); });
   const std::string file =
-      config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
+      config.empty() ? "" : for_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
   for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key, entry.value);
   TypedOptions o = chooses ? TypedOptions{} : default_job();
   errors_.check([&] { apply_config(o, file, config); });
   set_all(o, args_);
-  if (o.run.init && !resume) take_model(o, of_option("init", *o.run.init, [&] { return first_config(o); }));
+  if (o.run.init && !resume) take_model(o, for_option("init", *o.run.init, [&] { return first_config(o); }));
   if (o.run.base && !o.run.init) throw Error("--base: requires --init ADAPTERS");
   if (!resume || !out.empty()) fix_base(o.run);
   if (o.optim.dtype == DType::float64)
@@ -381,7 +381,7 @@ void CommandLine::set_plan_option(const std::string& name, const std::string& te
     if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.max = kMaxRanks;
     if (name == "batch") s.field.range.max = kMaxBatch;
     s.read("--" + name, text);
-    o.run.set.emplace(s.field.name);
+    o.run.set.emplace(s.name);
     if (name == "model") o.model_file.reset();
   }
   std::erase_if(o.args, [&](const auto& w) { return w.first == name; });
@@ -429,10 +429,10 @@ Command CommandLine::parsed_command() {
   if (name == "explore") return explore_;
   if (name == "data") return data_;
   if (name == "lab") return lab_;
-  const std::vector<CLI::App*> way = chosen()->get_subcommands();
-  if (way.empty()) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
-  if (checkpoint_.way != CheckpointOptions::Way::inspect && checkpoint_.out.empty())
-    throw Error("--out: missing; expected a new directory for the result of checkpoint " + way.front()->get_name());
+  const std::vector<CLI::App*> action = chosen()->get_subcommands();
+  if (action.empty()) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
+  if (checkpoint_.action != CheckpointOptions::Action::inspect && checkpoint_.out.empty())
+    throw Error("--out: missing; expected a new directory for the result of checkpoint " + action.front()->get_name());
   return checkpoint_;
 }
 
@@ -456,12 +456,6 @@ Command CommandLine::parse(int argc, const char* const* argv) {
 
 }  // namespace
 
-Command parse_command_line(int argc, const char* const* argv) {
-  try {
-    return CommandLine().parse(argc, argv);
-  } catch (const Error& e) {
-    throw_with_options(e);
-  }
-}
+Command parse_command_line(int argc, const char* const* argv) { return CommandLine().parse(argc, argv); }
 
 }  // namespace tessera

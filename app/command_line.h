@@ -1,11 +1,11 @@
 // The command line as a value: the command and its options.
 #pragma once
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "app/options.h"
+#include "base/embedded_file.h"
 
 namespace tessera {
 
@@ -18,15 +18,12 @@ using Command =
                  PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for unknown commands and options and for missing or invalid values; InputError for an unreadable
-// --config.
+// --config. Messages name fields (with_options()).
 Command parse_command_line(int argc, const char* const* argv);
 
 // Footers embedded from app/help/.
 namespace help {
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& help_files();
+const std::vector<EmbeddedFile>& help_files();
 }  // namespace help
 
 }  // namespace tessera

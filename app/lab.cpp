@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <vector>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/output.h"
@@ -19,11 +19,12 @@ namespace {
 
 std::string list() {
   std::string out = "Puzzles: write a file, no C++ needed\n";
-  for (const lab::Puzzle& p : lab::puzzles())
-    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", fmt::format("p{}", p.number), p.name, p.title(), p.file);
+  const auto add = [&](const lab::Assignment& a) {
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", a.label(), a.name, a.title(), a.file);
+  };
+  std::ranges::for_each(lab::puzzles(), add);
   out += "\nExercises: write a C++ function\n";
-  for (const lab::Exercise& e : lab::exercises())
-    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title(), e.file);
+  std::ranges::for_each(lab::exercises(), add);
   return out + "\ntessera lab start N DIR creates its directory; tessera lab check N DIR grades it.\n";
 }
 
@@ -40,10 +41,10 @@ int check_class(const LabOptions& o) {
   std::vector<std::string> names;
   size_t width = 7;
   int of = 0;
-  for (const lab::Puzzle& p : lab::puzzles())
-    names.push_back(fmt::format("p{}", p.number)), of += lab::points(p.bounds, p.bounds.size());
-  for (const lab::Exercise& e : lab::exercises())
-    names.push_back(std::to_string(e.number)), of += lab::points(e.bounds, e.bounds.size());
+  const auto add = [&](const lab::Assignment& a) {
+    names.push_back(a.label()), of += lab::points(a.bounds, a.bounds.size());
+  };
+  std::ranges::for_each(lab::puzzles(), add), std::ranges::for_each(lab::exercises(), add);
   for (const auto& [learner, handed_in] : all) width = std::max(width, learner.size());
   std::string line = fmt::format("{:<{}}", "learner", width), notes;
   for (const std::string& name : names) line += fmt::format(" {:>3}", name);
@@ -53,11 +54,12 @@ int check_class(const LabOptions& o) {
     std::map<std::string, int> points;
     int solved = 0;
     Progress progress(Progress::for_stderr(0, false));
-    for (const auto& [e, p, folder] : handed_in) {
-      progress.work(fmt::format("grading {} of {}", p ? p->name : e->name, learner));
+    for (const auto& [e, p, directory] : handed_in) {
+      const lab::Assignment& a = p ? static_cast<const lab::Assignment&>(*p) : *e;
+      progress.work(fmt::format("grading {} of {}", a.name, learner));
       lab::Verdict verdict;
       try {
-        verdict = p ? lab::grade(*p, folder) : lab::check(*e, folder);
+        verdict = p ? lab::grade(*p, directory) : lab::check(*e, directory);
       } catch (const std::exception& error) {
         verdict.wrong = {"error", error.what(), ""};
       }
@@ -65,11 +67,11 @@ int check_class(const LabOptions& o) {
         if (const auto& [first, is_new] = seeds.try_emplace({p->number, *verdict.seed}, learner);
             !is_new && first->second != learner)
           verdict.notes.push_back("has the same seed as " + first->second + ": the same task was submitted twice");
-      const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
-      points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.kept));
+      const std::string name = a.label();
+      points[name] = std::max(points[name], lab::points(a.bounds, verdict.passed));
       solved += verdict.solved;
       for (const std::string& note : verdict.notes) notes += fmt::format("note: {}, {}: {}\n", learner, name, note);
-      if (!as_text) print(p ? lab::json(*p, verdict, learner) : lab::json(*e, verdict, learner));
+      if (!as_text) print(lab::json(a, verdict, learner));
     }
     int sum = 0;
     line = fmt::format("{:<{}}", learner, width);
@@ -90,40 +92,41 @@ int check_class(const LabOptions& o) {
 }  // namespace
 
 int run(const LabOptions& o) {
-  using Way = LabOptions::Way;
-  if (o.way == Way::list) {
+  using Action = LabOptions::Action;
+  if (o.action == Action::list) {
     print(list());
     return 0;
   }
   if (!o.all.empty() && !o.exercise.empty())
     bad_usage("--all: cannot be combined with an exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all with a directory");
+  if (o.action == Action::check && o.directory.empty())
+    bad_usage("lab check: expected N and DIR, or --all with a directory");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
-    if (o.way == Way::check) {
-      const lab::Verdict verdict = lab::grade(*p, o.folder);
+    if (o.action == Action::check) {
+      const lab::Verdict verdict = lab::grade(*p, o.directory);
       return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
     }
-    if (o.way != Way::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
-    lab::start(*p, o.folder);
+    if (o.action != Action::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
+    lab::start(*p, o.directory);
   } else {
     const lab::Exercise& e = lab::exercise(o.exercise);
-    if (o.way == Way::answer) {
+    if (o.action == Action::answer) {
       lab::answer(e);
       return 0;
     }
-    if (o.way != Way::start) {
+    if (o.action != Action::start) {
       std::optional<Progress> progress;
       progress.emplace(Progress::for_stderr(0, false)).work(fmt::format("building and grading {}", e.name));
-      const lab::Verdict verdict = o.way == Way::grade ? lab::grade(e) : lab::check(e, o.folder);
+      const lab::Verdict verdict = o.action == Action::grade ? lab::grade(e) : lab::check(e, o.directory);
       progress.reset();
       return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
     }
-    lab::give_out(e, o.folder);
+    lab::give_out(e, o.directory);
   }
   print(fmt::format("{0}: README.md describes the task; tessera lab check {1} {0} grades the solution\n",
-                    one_line(o.folder), o.exercise));
+                    one_line(o.directory), o.exercise));
   return 0;
 }
 

@@ -26,30 +26,27 @@ Settings field_descriptors(TypedOptions& options) { return field_descriptors(opt
 
 Settings field_descriptors(TrainConfig& config, TrainOptions& o) {
   Settings s = field_descriptors(config);
-  s.group("Place")
-      .add(o.rank, {"rank", "rank of this process with `rendezvous`, from 0 to `ranks` - 1", {0, 1023}})
-      .of_call();
-  s.group("Files");
-  s.add(o.config, {"config", "configuration file with KEY = VALUE lines; command-line options override it"}).of_call();
-  s.group("Restarts");
-  s.add(o.restarts,
-        {"restarts", "maximum number of automatic restarts of a failed run, each from its newest checkpoint", {0, 1e6}})
-      .of_call();
-  s.add(o.launch,
-        {"launch",
-         "launcher command that starts the ranks, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\" [none: "
-         "ranks are threads]"})
-      .of_call();
-  s.add(o.hostfile, {"hostfile",
-                     "host file in mpirun's format, read before each start; with fewer slots than ranks, the run "
-                     "continues with fewer data ranks and more micro-batches per rank"})
-      .of_call();
-  s.group("Output");
-  s.add(o.format, {"format", kFormat}).of("text|json").of_call();
-  s.add(o.quiet, {"quiet", "print neither progress nor the final text sample"}).of_call();
-  s.add(o.trace, {"trace", "write a timeline to the run directory for `tessera report`"}).of_call();
-  s.add(o.trace_steps, {"trace_steps", "number of steps at the end of the run that `trace` records", {1, 1e6}})
-      .of_call();
+  s.add("Place", {{"rank", &o.rank, "rank of this process with `rendezvous`, from 0 to `ranks` - 1",
+                   Field{.range = {0, 1023}, .in_file = false}}});
+  s.add("Files", {{"config", &o.config, "configuration file with KEY = VALUE lines; command-line options override it",
+                   Field{.in_file = false}}});
+  s.add("Restarts", {{"restarts", &o.restarts,
+                      "maximum number of automatic restarts of a failed run, each from its newest checkpoint",
+                      Field{.range = {0, 1e6}, .in_file = false}},
+                     {"launch", &o.launch,
+                      "launcher command that starts the ranks, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\" "
+                      "[none: ranks are threads]",
+                      Field{.in_file = false}},
+                     {"hostfile", &o.hostfile,
+                      "host file in mpirun's format, read before each start; with fewer slots than ranks, the run "
+                      "continues with fewer data ranks and more micro-batches per rank",
+                      Field{.in_file = false}}});
+  s.add("Output",
+        {{"format", &o.format, kFormat, Field{.choices = "text|json", .in_file = false}},
+         {"quiet", &o.quiet, "print neither progress nor the final text sample", Field{.in_file = false}},
+         {"trace", &o.trace, "write a timeline to the run directory for `tessera report`", Field{.in_file = false}},
+         {"trace_steps", &o.trace_steps, "number of steps at the end of the run that `trace` records",
+          Field{.range = {1, 1e6}, .in_file = false}}});
   s.move("rank", "rendezvous");
   s.move("config", "resume");
   s.move("dump", "trace_steps");
@@ -58,186 +55,170 @@ Settings field_descriptors(TrainConfig& config, TrainOptions& o) {
 
 Settings field_descriptors(VerifyOptions& o) {
   Settings s;
-  s.group("Fault injection");
-  s.add(o.defect,
-        {"defect",
-         "inject a fault into the plan and diagnose the failed checks: the name of a fault, random (selected by "
-         "`seed`), or list, which lists all faults"})
-      .a("the name of a fault, random or list");
-  s.add(o.hide, {"hide", "hide the name of the injected fault until the end"});
-  s.group("Placements");
-  s.add(o.placements,
-        {"placements", "verify a block with the placements, number of ranks and sizes in this file instead of a plan"})
-      .a("a file");
+  s.add("Fault injection", {{"defect", &o.defect,
+                             "inject a fault into the plan and diagnose the failed checks: the name of a fault, random "
+                             "(selected by `seed`), or list, which lists all faults",
+                             Field{.expected = "the name of a fault, random or list"}},
+                            {"hide", &o.hide, "hide the name of the injected fault until the end"}});
+  s.add("Placements", {{"placements", &o.placements,
+                        "verify a block with the placements, number of ranks and sizes in this file instead of a plan",
+                        Field{.expected = "a file"}}});
   return s;
 }
 
 Settings field_descriptors(GenerateOptions& o) {
-  Settings s;
-  s.add(o.from, {"FROM", kFrom}).by_place();
-  s.add(o.prompts, {"prompt", "text to continue; may be repeated [a new line]"}).many();
-  s.add(o.prompts_file, {"prompts", "file with one prompt per line"}).a("a file");
-  s.add(o.chat,
-        {"chat", "treat each line of standard input (a terminal or a pipe) as the next turn of one conversation"});
-  s.add(o.chat_template,
-        {"template", "chat template of the prompt; auto: the model's own, the default with `chat` or `system`"});
-  s.add(o.system, {"system", "system message at the start of the conversation"});
-  s.add(o.tokens, {"tokens", "maximum number of tokens to generate", {1, 1e9}});
-  s.add(o.temperature,
-        {"temperature",
-         "sampling temperature: 0 selects the most likely token, 1 samples from the model's distribution",
-         {0, 100}});
-  s.add(o.top_k, {"top_k", "sample from the k most likely tokens; 0: from all", {0, 1e9}});
-  s.add(o.top_p, {"top_p",
-                  "nucleus sampling: sample from the smallest set of most likely tokens with this total probability",
-                  {1e-9, 1}});
-  s.add(o.min_p, {"min_p", "sample from tokens with at least this fraction of the highest probability", {0, 1}});
-  s.add(o.repetition_penalty, {"repetition_penalty",
-                               "penalty for tokens that occur in the prompt or the generated text; 1: none",
-                               {0.01, 100}});
-  s.add(o.seed, {"seed", "seed of the sampling RNG", {0, 9e18}});
-  s.add(o.stop, {"stop", "stop string: ends generation and is not printed; may be repeated"}).many();
-  s.add(o.ignore_end, {"ignore_end", "ignore EOS: continue generating after the end token"});
-  s.add(o.special, {"special", "encode the names of special tokens in a prompt as special tokens rather than as text"});
-  s.add(o.no_bos, {"no_bos", kNoBosHelp});
-  s.add(o.format, {"format", kFormat}).of("text|json");
-  return s;
+  return {
+      {"FROM", &o.from, kFrom, Field{.place = true}},
+      {"prompt", &o.prompts, "text to continue; may be repeated [a new line]", Field{.repeated = true}},
+      {"prompts", &o.prompts_file, "file with one prompt per line", Field{.expected = "a file"}},
+      {"chat", &o.chat,
+       "treat each line of standard input (a terminal or a pipe) as the next turn of one conversation"},
+      {"template", &o.chat_template,
+       "chat template of the prompt; auto: the model's own, the default with `chat` or `system`"},
+      {"system", &o.system, "system message at the start of the conversation"},
+      {"tokens", &o.tokens, "maximum number of tokens to generate", Field{.range = {1, 1e9}}},
+      {"temperature", &o.temperature,
+       "sampling temperature: 0 selects the most likely token, 1 samples from the model's distribution",
+       Field{.range = {0, 100}}},
+      {"top_k", &o.top_k, "sample from the k most likely tokens; 0: from all", Field{.range = {0, 1e9}}},
+      {"top_p", &o.top_p,
+       "nucleus sampling: sample from the smallest set of most likely tokens with this total probability",
+       Field{.range = {1e-9, 1}}},
+      {"min_p", &o.min_p, "sample from tokens with at least this fraction of the highest probability",
+       Field{.range = {0, 1}}},
+      {"repetition_penalty", &o.repetition_penalty,
+       "penalty for tokens that occur in the prompt or the generated text; 1: none", Field{.range = {0.01, 100}}},
+      {"seed", &o.seed, "seed of the sampling RNG", Field{.range = {0, 9e18}}},
+      {"stop", &o.stop, "stop string: ends generation and is not printed; may be repeated", Field{.repeated = true}},
+      {"ignore_end", &o.ignore_end, "ignore EOS: continue generating after the end token"},
+      {"special", &o.special, "encode the names of special tokens in a prompt as special tokens rather than as text"},
+      {"no_bos", &o.no_bos, kNoBosHelp},
+      {"format", &o.format, kFormat, Field{.choices = "text|json"}}};
 }
 
-Settings field_descriptors(EvaluateOptions& o) {
-  Settings s;
-  s.add(o.from, {"FROM", kFrom}).by_place();
-  return s;
-}
+Settings field_descriptors(EvaluateOptions& o) { return {{"FROM", &o.from, kFrom, Field{.place = true}}}; }
 
 Settings field_descriptors(DatasetOptions& o) {
-  Settings s;
-  s.add(o.sources,
-        {"SOURCE",
-         "austen, tinyshakespeare, a text file, documents in FILE.jsonl (both optionally .gz or .zst), or an "
-         "llm.c token file; several sources or a 'pattern*' are combined into one dataset",
-         {1}})
-      .by_place();
-  s.add(o.tokenizer,
-        {"tokenizer",
-         "char, bytes, bpe, bpe-N with at most N tokens, or a directory with tokenizer.json (or both vocab.json "
-         "and merges.txt) [char]"})
-      .a("a tokenizer");
-  s.add(o.vocab, {"vocab", "maximum vocabulary size of a new bpe tokenizer", {256, 1e9}});
-  s.add(o.shard_tokens, {"shard_tokens", "tokens per output file; 0: a single file", {0, 1e12}});
-  s.add(o.special, {"special", kSpecialHelp});
-  s.add(o.out, {"out", "output directory [for a single source: in the cache directory, TESSERA_CACHE]"})
-      .a("a new directory");
-  return s;
+  return {{"SOURCE", &o.sources,
+           "austen, tinyshakespeare, a text file, documents in FILE.jsonl (both optionally .gz or .zst), or an llm.c "
+           "token file; several sources or a 'pattern*' are combined into one dataset",
+           Field{.range = {1}, .place = true}},
+          {"tokenizer", &o.tokenizer,
+           "char, bytes, bpe, bpe-N with at most N tokens, or a directory with tokenizer.json (or both vocab.json and "
+           "merges.txt) [char]",
+           Field{.expected = "a tokenizer"}},
+          {"vocab", &o.vocab, "maximum vocabulary size of a new bpe tokenizer", Field{.range = {256, 1e9}}},
+          {"shard_tokens", &o.shard_tokens, "tokens per output file; 0: a single file", Field{.range = {0, 1e12}}},
+          {"special", &o.special, kSpecialHelp},
+          {"out", &o.out, "output directory [for a single source: in the cache directory, TESSERA_CACHE]",
+           Field{.expected = "a new directory"}}};
 }
 
 Settings field_descriptors(ReportOptions& o) {
-  Settings s;
-  s.add(o.runs, {"RUN",
-                 "run directory of a run recorded with `trace` (of two runs, one may lack a trace); or a JSON file "
-                 "written by `tessera bench`, or a 'pattern*.json' of several; without a run, `figure` draws the plan "
-                 "given by the options below, one of which may list several values, such as 1f1b,zb-h1",
-                 {0, 2}})
-      .by_place();
-  s.add(o.format, {"format", "output: an HTML file, or text on standard output"}).of("html|text");
-  s.add(o.figure, {"figure", "figure to produce instead of the full report"}).of(report::kFigures);
-  s.add(o.svg, {"svg", "write the figure as an SVG file"});
-  s.add(o.out, {"out", "output file [a file in RUN; for a plan: standard output]"}).a("a file to write");
-  return s;
+  return {{"RUN", &o.runs,
+           "run directory of a run recorded with `trace` (of two runs, one may lack a trace); or a JSON file written "
+           "by `tessera bench`, or a 'pattern*.json' of several; without a run, `figure` draws the plan given by the "
+           "options below, one of which may list several values, such as 1f1b,zb-h1",
+           Field{.range = {0, 2}, .place = true}},
+          {"format", &o.format, "output: an HTML file, or text on standard output", Field{.choices = "html|text"}},
+          {"figure", &o.figure, "figure to produce instead of the full report", Field{.choices = report::kFigures}},
+          {"svg", &o.svg, "write the figure as an SVG file"},
+          {"out", &o.out, "output file [a file in RUN; for a plan: standard output]",
+           Field{.expected = "a file to write"}}};
 }
 
 Settings field_descriptors(BenchOptions& o) {
-  Settings s;
-  s.add(o.table, {"table", "print one aligned table per group after all benchmarks have run"});
-  s.add(o.model, {"model", "model of the strategy and schedule benchmarks; no others are run"}).of(preset_names());
-  s.add(o.ranks, {"ranks",
-                  "run only benchmarks with these numbers of ranks, such as 1,2 [2 and 4; for collectives also 8]",
-                  {1, 64}});
-  s.add(o.bytes, {"bytes",
-                  "run only collectives of these sizes: FROM:TO:FACTOR, such as 8:128M:2, or one size; K, M, G: 1024, "
-                  "1024^2, .."})
-      .a("FROM:TO:FACTOR, such as 8:128M:2");
-  s.add(o.dtype, {"dtype", "run only benchmarks with this dtype"}).of("fp32|bf16");
-  s.add(o.device, {"device", "device on which the benchmarks run"});
-  return s;
+  return {
+      {"table", &o.table, "print one aligned table per group after all benchmarks have run"},
+      {"model", &o.model, "model of the strategy and schedule benchmarks; no others are run",
+       Field{.choices = preset_names()}},
+      {"ranks", &o.ranks,
+       "run only benchmarks with these numbers of ranks, such as 1,2 [2 and 4; for collectives also 8]",
+       Field{.range = {1, 64}}},
+      {"bytes", &o.bytes,
+       "run only collectives of these sizes: FROM:TO:FACTOR, such as 8:128M:2, or one size; K, M, G: 1024, 1024^2, ..",
+       Field{.expected = "FROM:TO:FACTOR, such as 8:128M:2"}},
+      {"dtype", &o.dtype, "run only benchmarks with this dtype", Field{.choices = "fp32|bf16"}},
+      {"device", &o.device, "device on which the benchmarks run"}};
 }
 
 Settings field_descriptors(PlanOptions& o) {
   Settings s;
-  s.group("Planning");
-  s.add(o.hardware,
-        {"hardware",
-         "hardware of the ranks: a name such as h100 or a100-80, a TOML file, or this (this machine, measured)"})
-      .a("the name of a machine, this, or a file");
-  s.add(o.software, {"software", "training software: tessera, megatron, deepspeed, fsdp, or a TOML file"})
-      .a("the name of a program, or a file");
-  s.add(o.memory_gb, {"memory", "GB that a rank may use [all memory of the hardware]", {1e-3, 1e6}});
-  s.add(o.ep,
-        {"ep", "expert-parallel group size; groups of `dp` x `cp` ranks shard the experts of every layer", {1, 1e6}});
-  s.add(o.top, {"top", "number of plans to show", {1, 1000}});
-  s.add(o.html, {"html", "write the result to this HTML file"}).a("a file");
-  s.add(o.cases, {"cases", "JSONL file of models, plans and machines; prints one prediction per line"}).a("a file");
-  s.add(o.measure,
-        {"measure",
-         "run these plans of the ranking on this machine, such as 1,2,3, and compare predictions with measurements",
-         {1, 1000}});
-  s.add(o.calibrate, {"calibrate", "measure this machine again and store the result"});
-  s.add(o.format, {"format", kFormat}).of("text|json");
+  s.add("Planning",
+        {{"hardware", &o.hardware,
+          "hardware of the ranks: a name such as h100 or a100-80, a TOML file, or this (this machine, measured)",
+          Field{.expected = "the name of a machine, this, or a file"}},
+         {"software", &o.software, "training software: tessera, megatron, deepspeed, fsdp, or a TOML file",
+          Field{.expected = "the name of a program, or a file"}},
+         {"memory", &o.memory_gb, "GB that a rank may use [all memory of the hardware]", Field{.range = {1e-3, 1e6}}},
+         {"ep", &o.ep, "expert-parallel group size; groups of `dp` x `cp` ranks shard the experts of every layer",
+          Field{.range = {1, 1e6}}},
+         {"top", &o.top, "number of plans to show", Field{.range = {1, 1000}}},
+         {"html", &o.html, "write the result to this HTML file", Field{.expected = "a file"}},
+         {"cases", &o.cases, "JSONL file of models, plans and machines; prints one prediction per line",
+          Field{.expected = "a file"}},
+         {"measure", &o.measure,
+          "run these plans of the ranking on this machine, such as 1,2,3, and compare predictions with measurements",
+          Field{.range = {1, 1000}}},
+         {"calibrate", &o.calibrate, "measure this machine again and store the result"},
+         {"format", &o.format, kFormat, Field{.choices = "text|json"}}});
   return s;
 }
 
-Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
-  using Way = CheckpointOptions::Way;
-  const auto at = static_cast<size_t>(way);
+Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Action action) {
+  using Action = CheckpointOptions::Action;
+  const auto at = static_cast<size_t>(action);
   constexpr std::array<std::string_view, 5>
       from = {"Hugging Face folder: config.json and model.safetensors, possibly in shards",
               "run directory or checkpoint", "run directory or checkpoint",
               "run directory, checkpoint or Hugging Face folder", "run directory, checkpoint or Hugging Face folder"},
       out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
-  s.add(o.from, {"FROM", from.at(at)}).by_place();
-  if (way != Way::reshard && way != Way::quantize)
-    s.add(o.base, {"base", kBaseHelp}).a("a Hugging Face folder or a run");
-  if (way != Way::inspect) s.add(o.out, {"out", out.at(at)}).a("a new directory");
-  if (way == Way::import || way == Way::write)
-    s.add(o.dtype, {"dtype", "dtype of the stored tensors (default: unchanged)"}).of("fp32|bf16");
-  if (way == Way::import)
-    s.add(o.tokenizer, {"tokenizer", "bytes, or a tokenizer directory [the model's own]"}).a("a tokenizer");
-  if (way == Way::write)
-    s.add(o.merge,
-          {"merge", "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
-  if (way != Way::quantize) return s;
-  s.add(o.method, {"method", "gptq, or rtn (round to nearest) as a baseline"}).of("gptq|rtn");
-  s.add(o.bits, {"bits", "bits per weight"}).of("4");
-  s.add(
-      o.group,
-      {"group", "group size: input features per scale; must divide the input size of every layer; -1: all", {-1, 1e9}});
-  s.add(o.calibrate,
-        {"calibrate", "calibration text, tokens or examples, similar to the model's inputs; required by gptq"})
-      .a("a text file, a token file or examples");
-  s.add(
-      o.windows,
-      {"windows", "number of calibration windows, each of the model's context length, spread over the data", {1, 1e9}});
+  s.add({"FROM", &o.from, from.at(at), Field{.place = true}});
+  if (action != Action::reshard && action != Action::quantize)
+    s.add({"base", &o.base, kBaseHelp, Field{.expected = "a Hugging Face folder or a run"}});
+  if (action != Action::inspect) s.add({"out", &o.out, out.at(at), Field{.expected = "a new directory"}});
+  if (action == Action::import || action == Action::write)
+    s.add({"dtype", &o.dtype, "dtype of the stored tensors (default: unchanged)", Field{.choices = "fp32|bf16"}});
+  if (action == Action::import)
+    s.add({"tokenizer", &o.tokenizer, "bytes, or a tokenizer directory [the model's own]",
+           Field{.expected = "a tokenizer"}});
+  if (action == Action::write)
+    s.add({"merge", &o.merge,
+           "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
+  if (action != Action::quantize) return s;
+  s.add({},
+        {{"method", &o.method, "gptq, or rtn (round to nearest) as a baseline", Field{.choices = "gptq|rtn"}},
+         {"bits", &o.bits, "bits per weight", Field{.choices = "4"}},
+         {"group", &o.group, "group size: input features per scale; must divide the input size of every layer; -1: all",
+          Field{.range = {-1, 1e9}}},
+         {"calibrate", &o.calibrate,
+          "calibration text, tokens or examples, similar to the model's inputs; required by gptq",
+          Field{.expected = "a text file, a token file or examples"}},
+         {"windows", &o.windows,
+          "number of calibration windows, each of the model's context length, spread over the data",
+          Field{.range = {1, 1e9}}}});
   return s;
 }
 
 Settings field_descriptors(ExploreOptions& o) {
-  Settings s;
-  s.add(o.port, {"port", "port on 127.0.0.1 [8421, or any free port if it is in use]", {0, 65535}});
-  return s;
+  return {{"port", &o.port, "port on 127.0.0.1 [8421, or any free port if it is in use]", Field{.range = {0, 65535}}}};
 }
 
-Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
-  using Way = LabOptions::Way;
+Settings field_descriptors(LabOptions& o, LabOptions::Action action) {
+  using Action = LabOptions::Action;
   Settings s;
-  const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
-  if (way != Way::list)
-    s.add(o.exercise, {"N", "number or name of an exercise or puzzle, such as p1", places}).by_place();
-  if (way == Way::start) s.add(o.folder, {"DIR", "directory to create"}).by_place();
-  if (way != Way::check) return s;
-  s.add(o.folder, {"DIR", "directory created by `lab start`, or the file of a puzzle", places}).by_place();
-  s.add(o.all, {"all", "grade a class: a directory with one subdirectory per learner"}).a("a directory");
-  s.add(o.format, {"format", kFormat}).of("text|json");
+  const Bounds places = action == Action::check ? Bounds{0, 1} : Bounds{};
+  if (action != Action::list)
+    s.add({"N", &o.exercise, "number or name of an exercise or puzzle, such as p1",
+           Field{.range = places, .place = true}});
+  if (action == Action::start) s.add({"DIR", &o.directory, "directory to create", Field{.place = true}});
+  if (action != Action::check) return s;
+  s.add({}, {{"DIR", &o.directory, "directory created by `lab start`, or the file of a puzzle",
+              Field{.range = places, .place = true}},
+             {"all", &o.all, "grade a class: a directory with one subdirectory per learner",
+              Field{.expected = "a directory"}},
+             {"format", &o.format, kFormat, Field{.choices = "text|json"}}});
   return s;
 }
 
@@ -265,16 +246,14 @@ bool is_searched(std::string_view option) {
   return option == "ranks" || option == "cp-mode" || (option != "ep" && predicted.find_word(option));
 }
 
-bool is_of_plan(const Setting& s) {
-  return s.field.group == "Model" || s.field.name == "batch" || is_searched(s.word());
-}
+bool is_of_plan(const Setting& s) { return s.field.group == "Model" || s.name == "batch" || is_searched(s.word()); }
 
 void set_option(TypedOptions& o, std::string_view name, const std::string& text) {
   const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(name);
   if (!s) bad_usage("--{}: unknown option", name);
   s->read(fmt::format("--{}", name), text);
-  o.set.emplace(s->field.name);
+  o.set.emplace(s->name);
   // `steps` and `epochs` are mutually exclusive: the last one set wins, even over the configuration file.
   if (name == "steps") forget(o, {"epochs"});
   if (name == "epochs") o.set.erase("steps");
@@ -308,7 +287,7 @@ void apply_config(TypedOptions& o, std::string_view file, const std::string& pat
 Args all_values(const TrainCommand& command) {
   TrainCommand c = command;
   return values(c.config, &c.set, field_descriptors(c.config, c.options),
-                [](const Field& f) { return f.name != "format" && f.name != "quiet" && f.name != "config"; });
+                [](const Setting& s) { return s.name != "format" && s.name != "quiet" && s.name != "config"; });
 }
 
 std::string with_options(const std::string& message) {
@@ -333,14 +312,6 @@ std::string with_options(const std::string& message) {
   return out + message.substr(at);
 }
 
-void throw_with_options(const Error& error) {
-  std::vector<std::string> messages = error_messages(error);
-  for (std::string& message : messages) message = with_options(message);
-  if (messages.size() == 1 && error.status() == Status::input) throw InputError(messages.front());
-  if (messages.size() == 1) throw Error(messages.front(), error.status());
-  throw Errors(messages, error.status());
-}
-
 // Matches complete words only.
 static bool has_name(std::string_view text, const std::string& name) {
   const auto is_letter = [&](size_t at) {
@@ -351,7 +322,7 @@ static bool has_name(std::string_view text, const std::string& name) {
   return false;
 }
 
-void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
+void throw_for_option(std::string_view option, const std::string& path, const InputError& error) {
   const std::string message = with_options(error.what());
   if (path.empty() || message.starts_with("--") || !has_name(message, one_line(path))) throw InputError(message);
   bad_input("--{}: {}", option, message);

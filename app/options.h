@@ -133,8 +133,8 @@ struct PlanOptions {
 };
 
 struct CheckpointOptions {
-  enum class Way { import, write, reshard, quantize, inspect };
-  Way way = Way::inspect;
+  enum class Action { import, write, reshard, quantize, inspect };
+  Action action = Action::inspect;
   std::string from;
   std::optional<std::string> base = {};  // if `from` contains adapters
   std::string out;                       // import and reshard: a run directory; export and quantize: a folder
@@ -151,9 +151,9 @@ struct ExploreOptions {
 };
 
 struct LabOptions {
-  enum class Way { list, start, check, grade, answer };
-  Way way = Way::list;
-  std::string exercise, folder, all, format = "text";
+  enum class Action { list, start, check, grade, answer };
+  Action action = Action::list;
+  std::string exercise, directory, all, format = "text";
 };
 
 Settings field_descriptors(TrainConfig& config, TrainOptions& options);
@@ -165,9 +165,9 @@ Settings field_descriptors(DatasetOptions& options);
 Settings field_descriptors(ReportOptions& options);
 Settings field_descriptors(BenchOptions& options);
 Settings field_descriptors(PlanOptions& options);
-Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Way way);
+Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Action action);
 Settings field_descriptors(ExploreOptions& options);
-Settings field_descriptors(LabOptions& options, LabOptions::Way way);
+Settings field_descriptors(LabOptions& options, LabOptions::Action action);
 
 // Whether `plan` accepts this option of `train`; whether the planner searches its values if unset.
 bool is_of_plan(const Setting& setting);
@@ -188,17 +188,15 @@ Args all_values(const TrainCommand& command);
 // Replaces known field names in backticks by options: "`grad_dtype`: expected ..." becomes "--grad-dtype: expected
 // ...".
 std::string with_options(const std::string& message);
-// Rethrows the current error, with with_options() applied to all messages.
-[[noreturn]] void throw_with_options(const Error& error);
 // Rethrows the error, prefixed with the option if it concerns `path` and names no option.
-[[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
-// Returns f(); applies throw_of_option() to InputErrors.
+[[noreturn]] void throw_for_option(std::string_view option, const std::string& path, const InputError& error);
+// Returns f(); applies throw_for_option() to InputErrors.
 template <class F>
-auto of_option(std::string_view option, const std::string& path, const F& f) {
+auto for_option(std::string_view option, const std::string& path, const F& f) {
   try {
     return f();
   } catch (const InputError& e) {
-    throw_of_option(option, path, e);
+    throw_for_option(option, path, e);
   }
 }
 

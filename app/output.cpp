@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "app/options.h"
+
 namespace tessera {
 
 void open_standard_descriptors() {
@@ -120,11 +122,13 @@ std::string Progress::terminal_line(const StepReport& r) const {
   const std::string text = line(r);
   const int64_t size = std::min(kBar, cols() - std::ssize(text) - 1);
   if (size < kMinBar) return (std::ssize(text) > cols() ? tight(text) : text).substr(0, static_cast<size_t>(cols()));
-  const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
+  const double fraction = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
   std::string bar;
-  for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(share * static_cast<double>(size)) ? "━" : "╌";
+  for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(fraction * static_cast<double>(size)) ? "━" : "╌";
   return (o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ") + text;
 }
+
+void say(const std::string& line) { std::fputs((one_line(with_options(line)) + "\n").c_str(), stderr); }
 
 void say_above_progress(const std::string& line) {
   const std::string text =

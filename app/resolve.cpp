@@ -36,7 +36,7 @@ ModelConfig model_config(const TypedOptions& o) {
   ModelConfig c = preset(o.preset).value(), given = o.model;
   const Settings to = field_descriptors(c);
   for (const Setting& s : field_descriptors(given))
-    if (!s.field.open || o.is_set(s.field.name)) to.at(s.field.name).assign(s);
+    if (!s.field.open || o.is_set(s.name)) to.at(s.name).assign(s);
   if (o.is_set("heads") && !o.is_set("kv_heads"))
     c.kv_heads = 0;  // the preset's value fits only its own number of heads
   if (o.is_set("channels") && !o.is_set("ffn")) c.ffn = 0;
@@ -49,7 +49,7 @@ ModelConfig model_config(const TypedOptions& o) {
   if (lora.rank == 0) lora = {};
   if (lora.rank == 0) return c;
   if (!o.is_set("lora_alpha")) lora.alpha = static_cast<double>(lora.rank);
-  if (!o.is_set("lora_targets")) lora.targets = split(find_row(c.family).usual_adapters, ',');
+  if (!o.is_set("lora_targets")) lora.targets = split(find_row(c.family).default_adapters, ',');
   if (lora.targets != std::vector<std::string>{"all"}) return c;
   lora.targets.clear();
   for (const LoraTarget& t : lora_targets(c)) lora.targets.emplace_back(t.name);
@@ -105,14 +105,18 @@ void set_axes(const TypedOptions& o, Plan& p) {
   if (open.size() == 1 && ranks % p.ranks() == 0) *open[0] = ranks / p.ranks();
 }
 
-Plan make_plan(const TypedOptions& o) {
-  Plan p = with_backend(o);
+void check_schedule(const Plan& p) {
   try {
     if (!p.schedule_file.empty()) schedule_named(p.schedule_file);
   } catch (const Error& e) {
     const std::string text = e.what();
     throw Error("--schedule: " + text.substr(text.find(']') + 2));
   }
+}
+
+Plan make_plan(const TypedOptions& o) {
+  check_schedule(o.plan);
+  Plan p = with_backend(o);
   set_axes(o, p);
   return p;
 }
@@ -193,8 +197,8 @@ void check_pairs(const TypedOptions& o, ErrorList& found) {
          fmt::format("--min-lr: expected at most --lr ({}), got {}", o.optim.lr, o.optim.min_lr.value_or(0)));
   refuse(o.run.epochs && *o.run.epochs <= 0, "--epochs: expected more than 0, got 0");
   refuse(o.run.epochs && o.is_set("steps"), "--epochs: cannot be combined with --steps, which it replaces");
-  refuse(o.data.held.share <= 0, "--val-share: expected more than 0, got 0");
-  const bool never = o.run.eval_every == 0 && o.run.eval_share == 0;
+  refuse(o.data.held.fraction <= 0, "--val-share: expected more than 0, got 0");
+  const bool never = o.run.eval_every == 0 && o.run.eval_fraction == 0;
   refuse(o.run.patience > 0 && (o.run.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
          fmt::format("--patience: requires periodic validation, got {}", o.run.no_eval ? "--no-eval"
                                                                          : never       ? "--eval-every 0"
@@ -258,10 +262,10 @@ void check_plan(const TypedOptions& o, const TrainConfig& config) {
   found.check([&] { check_backend(config.plan, std::max(o.ranks.value_or(1), config.plan.ranks())); });
   found.check([&] { check_ranks(o, config.plan); });
   found.check([&] { check(config, o.own.trace); });
-  of_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
+  for_option("schedule", schedule_name(config.plan), [&] { found.raise(); });
 }
 
-static void check(const TypedOptions& o, const TrainConfig& config, ErrorList& found) {
+void check(const TypedOptions& o, const TrainConfig& config, ErrorList found) {
   bool has_sizes = true;
   try {
     check_sizes(config);
@@ -275,22 +279,12 @@ static void check(const TypedOptions& o, const TrainConfig& config, ErrorList& f
   found.raise();
 }
 
-void check(const TypedOptions& typed, const TrainConfig& config) {
+TrainConfig checked(TypedOptions o) {
   ErrorList found;
-  check(typed, config, found);
-}
-
-TrainConfig checked(const TypedOptions& typed) {
-  ErrorList found;
-  TrainConfig config;
-  found.check([&] { config = resolve(typed); });
-  if (found.none()) {
-    check(typed, config);
-    return config;
-  }
-  TypedOptions o = typed;
-  o.plan.schedule_file.clear();  // no other option makes resolve() throw
-  check(o, resolve(o), found);
+  found.check([&] { check_schedule(o.plan); });
+  if (!found.none()) o.plan.schedule_file.clear();
+  TrainConfig config = resolve(o);
+  check(o, config, std::move(found));
   return config;
 }
 
@@ -407,11 +401,11 @@ void check_example_options(const DataConfig& d) {
 
 std::vector<std::string> describe_data(const Dataset& d) {
   if (d.parts.empty()) return {describe_one(d)};
-  double shares = 0;
-  for (const MixturePart& p : d.parts) shares += static_cast<double>(p.share);
+  double ratios = 0;
+  for (const MixturePart& p : d.parts) ratios += static_cast<double>(p.ratio);
   std::vector<std::string> lines{fmt::format("a mixture of {} datasets", d.parts.size())};
   for (const MixturePart& p : d.parts)
-    lines.push_back(fmt::format("{:.4g}% {}", 100 * static_cast<double>(p.share) / shares, describe_one(*p.dataset)));
+    lines.push_back(fmt::format("{:.4g}% {}", 100 * static_cast<double>(p.ratio) / ratios, describe_one(*p.dataset)));
   return lines;
 }
 

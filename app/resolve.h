@@ -19,10 +19,10 @@ TrainConfig resolve(const TypedOptions& typed);
 bool starts_processes(const TypedOptions& typed);
 // Throws Error (usage) naming options and the nearest valid values.
 void check_plan(const TypedOptions& typed, const TrainConfig& config);
-// Throws Error (usage) for invalid combinations of options. Single values were checked when set.
-void check(const TypedOptions& typed, const TrainConfig& config);
+// Throws Error (usage) for `found` and invalid combinations of options. Single values were checked when set.
+void check(const TypedOptions& typed, const TrainConfig& config, ErrorList found = {});
 // Calls resolve() and check(), and reports the errors of both.
-TrainConfig checked(const TypedOptions& typed);
+TrainConfig checked(TypedOptions typed);
 // Launch options of a command. All processes must run the same program and command with the same options, except output
 // options.
 LaunchOptions launch_options(const std::string& command, const TrainCommand& options, const Plan& plan);

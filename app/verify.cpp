@@ -63,7 +63,7 @@ std::string fault_text(const InjectedFault& d, const TrainConfig& job) {
 std::string fault_list(bool json) {
   std::string out;
   auto all = nlohmann::ordered_json::array();
-  for (const InjectedFault& d : defects()) {
+  for (const InjectedFault& d : all_faults()) {
     out += fmt::format("{:<28} {}\n", d.name, d.what);
     all.push_back({{"name", d.name}, {"what", d.what}, {"cause", d.cause}});
   }
@@ -90,7 +90,7 @@ Ordered bytes_json(const VerifyResult& r) {
     Ordered& entry = bytes[s.axis][s.operation];
     entry["calls"] = s.calls;
     entry["sent"] = s.bytes;
-    entry["busiest_rank"] = s.most;
+    entry["busiest_rank"] = s.busiest;
     if (!entry.contains("expected")) entry["expected"] = 0;
   }
   return bytes;
@@ -114,7 +114,7 @@ Ordered failures_json(const VerifyResult& r) {
   const Observations& o = r.seen;
   Ordered out = Ordered::array();
   if (!o.stopped.empty()) out.push_back({{"bound", "run"}, {"found", o.stopped}});
-  for (const NumberDifference& n : o.numbers)
+  for (const ScalarDifference& n : o.scalars)
     out.push_back({{"bound", n.what}, {"step", n.step}, {"found", n.found}, {"expected", n.expected}});
   for (const TensorDifference& t : o.tensors) {
     constexpr std::array<const char*, 3> kinds{"gradient", "parameter", "state"};
@@ -156,13 +156,14 @@ Ordered diagnosis_json(const VerifyResult& r) {
 }
 
 // `defect`: the injected fault or null.
-std::string verify_json(const VerifyResult& r, const TrainConfig& job, const InjectedFault* defect) {
-  const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
-  Ordered bubble = nullptr, defect_json = nullptr;
-  if (const InjectedFault* const d = defect)
-    defect_json = {
+std::string verify_json(const VerifyResult& r, const TrainConfig& job, const InjectedFault* fault) {
+  const auto to_json = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
+  Ordered bubble = nullptr, fault_json = nullptr;
+  if (const InjectedFault* const d = fault)
+    fault_json = {
         {"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}, {"seed", job.optim.seed}};
-  if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
+  if (r.bubble)
+    bubble = {{"simulated", to_json(r.bubble)}, {"formula", to_json(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
                        {"dtype", value_name(job.optim.dtype)},
@@ -178,7 +179,7 @@ std::string verify_json(const VerifyResult& r, const TrainConfig& job, const Inj
                        {"memory", memory_json(r)},
                        {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
                        {"bubble", bubble},
-                       {"defect", defect_json},
+                       {"defect", fault_json},
                        {"broken", failures_json(r)},
                        {"diagnosis", diagnosis_json(r)},
                        {"failures", r.failures}};
@@ -229,12 +230,11 @@ std::string bytes_text(const VerifyResult& r) {
   std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
                                 "calls", "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
-    SentBytes expected;
-    for (const SentBytes& e : r.expected_sent)
-      if (e.axis == s.axis && e.operation == s.operation) expected = e;
+    const SentBytes* const found = find_sent(r.expected_sent, s);
+    const SentBytes expected = found ? *found : SentBytes();
     out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation,
                        marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
-                       expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
+                       expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.busiest);
   }
   return r.sent.empty() ? out + "  no communication: a single rank\n" : out;
 }
@@ -327,8 +327,8 @@ int run(const VerifyOptions& options) {
     return 0;
   }
   if (json && options.hide) throw Error("--hide: is interactive and cannot be combined with --format json");
-  const InjectedFault* const injected = is_random        ? &random_defect(job, static_cast<uint64_t>(job.optim.seed))
-                                        : options.defect ? &defect(*options.defect)
+  const InjectedFault* const injected = is_random        ? &random_fault(job, static_cast<uint64_t>(job.optim.seed))
+                                        : options.defect ? &find_fault(*options.defect)
                                                          : nullptr;
   if (injected) check_applies(*injected, job);
   check_memory_for_verifying(job);
@@ -342,14 +342,13 @@ int run(const VerifyOptions& options) {
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {
                             progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
                           }};
-    if (injected) hooks = planted_if_it_applies(*injected, j, std::move(hooks));
+    if (injected) hooks = with_fault_if_applicable(*injected, j, std::move(hooks));
     const int64_t step = std::exchange(dump, 0);
     return step > 0 ? dumping(step, std::move(hooks)) : hooks;
   });
   progress.reset();  // clears the progress line
   if (!r.known) return 0;
-  if (const std::string useless = useless_options(job); !useless.empty())
-    std::fputs((one_line(useless) + "\n").c_str(), stderr);
+  if (const std::string useless = useless_options(job); !useless.empty()) say(useless);
   if (is_random && !json) print(fmt::format("A random fault, reproducible with --seed {}.\n", job.optim.seed));
   print(json ? verify_json(r, job, injected) : to_text(r, job));
   if (!json && injected && !options.hide) print(fault_text(*injected, job) + "\n");

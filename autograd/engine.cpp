@@ -51,7 +51,7 @@ const Tensor& Grads::output(int i) const { return node_.output_grads[static_cast
 Tensor Grads::take_output(int i) { return std::exchange(node_.output_grads[static_cast<size_t>(i)], Tensor()); }
 bool Grads::needs(int input) const { return node_.input(input).wanted(); }
 
-void Grads::give(int input, Tensor gradient) {
+void Grads::set(int input, Tensor gradient) {
   const Edge& edge = node_.input(input);
   if (edge.leaf) {
     if (!(gradient.shape() == edge.leaf->shape))

@@ -58,10 +58,10 @@ bool row_sums_required(const Grads& g) { return GraphAccess::node(g).row_sums.re
 
 const RowSums& row_sums(const Grads& g) { return GraphAccess::node(g).row_sums.sums; }
 
-void give(Grads& g, int input, Tensor gradient, RowSums sums) {
+void set(Grads& g, int input, Tensor gradient, RowSums sums) {
   const Edge& edge = GraphAccess::node(g).input(input);
   const bool alone = edge.node && edge.output == 0 && !edge.node->output_grads[0].defined();
-  g.give(input, std::move(gradient));
+  g.set(input, std::move(gradient));
   if (alone) edge.node->row_sums.sums = std::move(sums);
 }
 
@@ -72,7 +72,7 @@ Var pass_through(const char* op, Var x, std::function<void(const Grads&)> before
     before(g);
     if (row_sums_required(g)) require_row_sums(edge);
     RowSums sums = row_sums(g);
-    give(g, 0, g.take_output(), std::move(sums));
+    set(g, 0, g.take_output(), std::move(sums));
   });
   if (deferred.defined()) {
     GraphAccess::impl(same)->value = {};
@@ -115,7 +115,7 @@ void write_grads(Grads& g, int first, int count, std::function<void(std::span<co
   }
   if (now) write(others);
   for (size_t i = 0; i < others.size(); ++i)
-    if (others[i].to.defined()) g.give(first + static_cast<int>(i), std::move(others[i].to));
+    if (others[i].to.defined()) g.set(first + static_cast<int>(i), std::move(others[i].to));
   if (!any) return;
   DeferrableUpdates(g.defer(), node.arena)(any, [leaves = std::move(parameters), write = std::move(write)](Leaf&) {
     std::vector<GradTarget> targets;

@@ -53,8 +53,8 @@ void require_row_sums(const Var& v);
 bool row_sums_required(const Grads& g);
 // Row sums of output 0's gradient, if its only consumer computed them; otherwise empty.
 const RowSums& row_sums(const Grads& g);
-// Grads::give() with row sums of the gradient.
-void give(Grads& g, int input, Tensor gradient, RowSums sums);
+// Grads::set() with row sums of the gradient.
+void set(Grads& g, int input, Tensor gradient, RowSums sums);
 
 // x as the output of an identity node that calls `before` in the backward pass, unless no gradient arrives. Deferred
 // sums and row sums pass through.

@@ -22,24 +22,24 @@ Var add(const Var& a, Var b) {
     out = binary<Add>(a.value(), other);
   }
   return record_one("add", std::move(out), {a.edge(), b_edge}, [sa, sb](Grads& g) {
-    if (g.needs(0)) g.give(0, sum_to(g.output(), sa));
-    if (g.needs(1)) g.give(1, sum_to(g.output(), sb));
+    if (g.needs(0)) g.set(0, sum_to(g.output(), sa));
+    if (g.needs(1)) g.set(1, sum_to(g.output(), sb));
   });
 }
 
 Var scale(const Var& x, double factor) {
   return record_one("scale", scale(x.value(), factor), {x.edge()},
-                    [factor](Grads& g) { g.give(0, scale(g.output(), factor)); });
+                    [factor](Grads& g) { g.set(0, scale(g.output(), factor)); });
 }
 
 Var reshape(const Var& x, const Shape& shape) {
   return record_one("reshape", x.value().contiguous().reshape(shape), {x.edge()},
-                    [from = x.shape()](Grads& g) { g.give(0, g.output().contiguous().reshape(from)); });
+                    [from = x.shape()](Grads& g) { g.set(0, g.output().contiguous().reshape(from)); });
 }
 
 Var transpose(const Var& x, int a, int b) {
   return record_one("transpose", x.value().transpose(a, b), {x.edge()},
-                    [a, b](Grads& g) { g.give(0, g.output().transpose(a, b)); });
+                    [a, b](Grads& g) { g.set(0, g.output().transpose(a, b)); });
 }
 
 Var narrow(const Var& x, int dim, int64_t start, int64_t length) {
@@ -48,13 +48,13 @@ Var narrow(const Var& x, int dim, int64_t start, int64_t length) {
                       Tensor dx = g.output().make(shape, dtype);
                       dx.fill(0);
                       dx.narrow(dim, start, length).copy_from(g.output());
-                      g.give(0, std::move(dx));
+                      g.set(0, std::move(dx));
                     });
 }
 
 Var sum(const Var& x) {
   return record_one("sum", sum(x.value()), {x.edge()},
-                    [shape = x.shape()](Grads& g) { g.give(0, g.output().expand(shape).contiguous()); });
+                    [shape = x.shape()](Grads& g) { g.set(0, g.output().expand(shape).contiguous()); });
 }
 
 Var add_columns(Var y, int64_t first, const Var& t) {
@@ -66,8 +66,8 @@ Var add_columns(Var y, int64_t first, const Var& t) {
   Tensor columns = slice(out);
   add_(columns, t.value());
   return record_one("add_columns", std::move(out), {y_edge, t.edge()}, [slice](Grads& g) {
-    if (g.needs(1)) g.give(1, slice(g.output()).contiguous());
-    if (g.needs(0)) g.give(0, g.take_output());
+    if (g.needs(1)) g.set(1, slice(g.output()).contiguous());
+    if (g.needs(0)) g.set(0, g.take_output());
   });
 }
 

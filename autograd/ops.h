@@ -22,13 +22,13 @@ namespace tessera {
 template <class Op>
 Var unary(const Var& x) {
   return record_one(Op::name, unary<Op>(x.value()), {x},
-                    [saved = x.saved()](Grads& g) { g.give(0, unary_backward<Op>(g.output(), saved.get())); });
+                    [saved = x.saved()](Grads& g) { g.set(0, unary_backward<Op>(g.output(), saved.get())); });
 }
 template <class Op>
 Var binary(const Var& a, const Var& b) {
   return record_one(Op::name, binary<Op>(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
     for (int i = 0; i < 2; ++i)
-      if (g.needs(i)) g.give(i, binary_backward<Op>(g.output(), a.get(), b.get(), i));
+      if (g.needs(i)) g.set(i, binary_backward<Op>(g.output(), a.get(), b.get(), i));
   });
 }
 Var add(const Var& a, Var b);  // saves neither operand; reuses b's memory if possible

@@ -128,7 +128,7 @@ class Grads {
   Tensor take_output(int i = 0);
   bool has_output(int i) const { return output(i).defined(); }
   bool needs(int input) const;
-  void give(int input, Tensor gradient);
+  void set(int input, Tensor gradient);
   // `write` computes a gradient into the given tensor: a parameter's buffer if possible, and deferred if backward()
   // defers weight gradients. For other inputs it runs immediately, in float32 if they are bfloat16.
   void write_grad(int input, std::function<void(Tensor& out)> write);

@@ -134,4 +134,11 @@ std::string did_you_mean(std::string_view typed, std::span<const std::string_vie
   return did_you_mean(typed, std::vector<std::string>(known.begin(), known.end()));
 }
 
+std::string alternatives(std::span<const std::string_view> names) {
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i)
+    out.append(i == 0 ? "" : i + 1 < names.size() ? ", " : " or ").append(names[i]);
+  return out;
+}
+
 }  // namespace tessera

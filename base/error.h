@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,16 @@ constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>&
     if (names[i] == name) return static_cast<Enum>(i);
   return std::nullopt;
 }
+
+// Of the rows of a registry.
+template <class Rows>
+constexpr auto row_names(const Rows& rows) {
+  std::array<std::string_view, std::tuple_size_v<Rows>> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = rows[i].name;
+  return names;
+}
+// "direct, ring or tree", for messages.
+std::string alternatives(std::span<const std::string_view> names);
 
 template <class Enum, size_t n>
 constexpr std::string_view name_in(const std::array<std::string_view, n>& names, Enum value) {

@@ -59,7 +59,7 @@ std::string read_file(const fs::path& file) {
 }
 
 bool is_there(const fs::path& name) { return file_kind(name) != fs::file_type::none; }
-bool is_folder(const fs::path& name) { return file_kind(name) == fs::file_type::directory; }
+bool names_directory(const fs::path& name) { return file_kind(name) == fs::file_type::directory; }
 bool is_plain_file(const fs::path& name) { return file_kind(name) == fs::file_type::regular; }
 int32_t first_number(const fs::path& file) {
   int32_t number = 0;

@@ -26,7 +26,7 @@ bool is_system_file(const std::filesystem::path& file);
 
 // Throw InputError if links or permissions prevent resolving the name.
 bool is_there(const std::filesystem::path& name);
-bool is_folder(const std::filesystem::path& name);
+bool names_directory(const std::filesystem::path& name);
 bool is_plain_file(const std::filesystem::path& name);
 // The first four bytes as an integer; 0 if the file cannot be read.
 int32_t first_number(const std::filesystem::path& file);

@@ -132,12 +132,12 @@ int64_t parse_integer(const std::string& where, const std::string& text, const B
   int64_t v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   const bool parsed = error == std::errc() && end == text.data() + text.size();
-  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
+  if (!parsed || !contains(range, static_cast<double>(v))) wrong(where, "an integer" + bounds_text(range), text);
   return v;
 }
 
 std::string Setting::word() const {
-  std::string out(field.denied.empty() ? field.name : field.denied);
+  std::string out(field.denied.empty() ? name : field.denied);
   std::ranges::replace(out, '_', '-');
   return out;
 }
@@ -162,30 +162,30 @@ std::string Setting::choices() const {
 }
 
 void Setting::read(const std::string& where, const std::string& text) const {
-  if (field.share) *field.share = 0;
-  if (!field.share || !text.ends_with(field.of_what)) return std::visit(Reader{*this, where, text}, at);
-  const bool percent = field.of_what == '%';
-  const Setting number{{.name = field.name, .range = {0, percent ? 100.0 : 1e9}}, field.share};
+  if (field.fraction) *field.fraction = 0;
+  if (!field.fraction || !text.ends_with(field.unit_suffix)) return std::visit(Reader{*this, where, text}, at);
+  const bool percent = field.unit_suffix == '%';
+  const Setting number{name, field.fraction, {}, {.range = {0, percent ? 100.0 : 1e9}}};
   number.read(where, text.substr(0, text.size() - 1));
-  if (*field.share == 0) wrong(where, percent ? "a percentage above 0%" : "more than 0 epochs", text);
-  if (percent) *field.share /= 100;
+  if (*field.fraction == 0) wrong(where, percent ? "a percentage above 0%" : "more than 0 epochs", text);
+  if (percent) *field.fraction /= 100;
 }
 
 std::string Setting::text() const {
-  if (field.share && *field.share > 0)
-    return fmt::format("{}{}", field.of_what == '%' ? 100 * *field.share : *field.share, field.of_what);
+  if (field.fraction && *field.fraction > 0)
+    return fmt::format("{}{}", field.unit_suffix == '%' ? 100 * *field.fraction : *field.fraction, field.unit_suffix);
   return std::visit(Writer{*this}, at);
 }
 
 std::string Setting::written() const {
   const std::string plain = text();
-  if (is_text() || (field.share && *field.share > 0)) return plain.empty() ? "" : quoted(plain);
+  if (is_text() || (field.fraction && *field.fraction > 0)) return plain.empty() ? "" : quoted(plain);
   const bool real = kind() == "number" && !plain.empty();
   return real && plain.find_first_of(".e") == std::string::npos ? plain + ".0" : plain;
 }
 
 void Setting::assign(const Setting& same) const {
-  if (field.share) *field.share = *same.field.share;
+  if (field.fraction) *field.fraction = *same.field.fraction;
   std::visit(
       [&]<class T>(const T& to) {
         const T& from = std::get<T>(same.at);
@@ -199,29 +199,24 @@ void Setting::assign(const Setting& same) const {
       at);
 }
 
-Settings& Settings::group(std::string_view name) {
-  group_ = name;
-  return *this;
+void Settings::add(const Setting& setting) {
+  all_.push_back(setting);
+  if (const auto* named = std::get_if<Choice>(&setting.at); named && named->is_number())
+    all_.back().field.range = {0, static_cast<double>(named->names.size() - 1)};
 }
 
-Field& Settings::insert(Field field, Setting::Place at) {
-  if (field.group.empty()) field.group = group_;
-  if (const auto* named = std::get_if<Choice>(&at); named && named->is_number())
-    field.range = {0, static_cast<double>(named->names.size() - 1)};
-  all_.push_back({field, at});
-  return all_.back().field;
-}
-
-Settings& Settings::add(const Settings& others) {
-  all_.insert(all_.end(), others.begin(), others.end());
-  return *this;
+void Settings::add(std::string_view group, const Settings& settings) {
+  for (Setting s : settings) {
+    if (s.field.group.empty()) s.field.group = group;
+    all_.push_back(s);
+  }
 }
 
 void Settings::move(std::string_view name, std::string_view after) {
-  const auto which = std::ranges::find(all_, name, [](const Setting& s) { return s.field.name; });
+  const auto which = std::ranges::find(all_, name, [](const Setting& s) { return s.name; });
   const Setting moved = *which;
   all_.erase(which);
-  all_.insert(std::ranges::find(all_, after, [](const Setting& s) { return s.field.name; }) + 1, moved);
+  all_.insert(std::ranges::find(all_, after, [](const Setting& s) { return s.name; }) + 1, moved);
 }
 
 void Settings::sort(std::span<const std::string_view> groups) {
@@ -229,7 +224,7 @@ void Settings::sort(std::span<const std::string_view> groups) {
 }
 
 const Setting* Settings::find(std::string_view name) const {
-  const auto found = std::ranges::find(all_, name, [](const Setting& s) { return s.field.name; });
+  const auto found = std::ranges::find(all_, name, [](const Setting& s) { return s.name; });
   return found == all_.end() ? nullptr : &*found;
 }
 
@@ -245,7 +240,7 @@ const Setting& Settings::at(std::string_view name) const {
 
 std::vector<std::string> Settings::names() const {
   std::vector<std::string> out;
-  for (const Setting& s : all_) out.emplace_back(s.field.name);
+  for (const Setting& s : all_) out.emplace_back(s.name);
   return out;
 }
 
@@ -259,24 +254,24 @@ bool applies(const Setting& setting, const Settings& all) {
   return std::ranges::find(values, value) != values.end();
 }
 
-void check_least(const Settings& all, const Settings& defaults) {
+void check_minimum(const Settings& all, const Settings& defaults) {
   for (const Setting& s : all) {
     const auto* found = std::get_if<int64_t*>(&s.at);
     if (!found) continue;
-    const auto none = static_cast<double>(*std::get<int64_t*>(defaults.at(s.field.name).at));  // 0 if derived
+    const auto none = static_cast<double>(*std::get<int64_t*>(defaults.at(s.name).at));  // 0 if derived
     const double min = std::min(s.field.range.min, none);
     if (static_cast<double>(**found) < min)
-      throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, got {}", min, **found));
+      throw FieldError(std::string(s.name), fmt::format("expected at least {}, got {}", min, **found));
   }
 }
 
 void check_read(const Settings& all, const Settings& defaults) {
   for (const Setting& s : all) {
-    const std::string expected = defaults.at(s.field.name).text();
+    const std::string expected = defaults.at(s.name).text();
     if (s.text() == expected || applies(s, all)) continue;
     const std::string_view with = s.field.goes_with, owner = with.substr(0, with.find(' '));
     throw FieldError(
-        std::string(s.field.name),
+        std::string(s.name),
         fmt::format("requires `{}`{}, got {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
                     expected.empty() ? "" : fmt::format("; nearest valid value: {}, the default", expected)));
   }
@@ -289,8 +284,7 @@ std::string difference(const Settings& from, const Settings& defaults) {
   };
   std::string out;
   for (const Setting& s : from)
-    if (value(s) != value(defaults.at(s.field.name)))
-      out += fmt::format("{}{}={}", out.empty() ? "" : " ", s.field.name, value(s));
+    if (value(s) != value(defaults.at(s.name))) out += fmt::format("{}{}={}", out.empty() ? "" : " ", s.name, value(s));
   return out;
 }
 

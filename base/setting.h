@@ -2,15 +2,13 @@
 // its help, configuration files, JSON, run identities and validation, so a descriptor names the field, not an option.
 //
 //   Settings field_descriptors(Tune& t) {
-//     Settings s;
-//     s.group("Sound");
-//     s.add(t.voices, {"voices", "number of voices", {1, 64}});
-//     s.add(t.key_mode, {"key_mode", "with `voices` above 1: how they agree"});  // an enum has its own names
-//     return s;
+//     return {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}}},
+//             {"key_mode", &t.key_mode, "how they agree", Field{.goes_with = "voices"}}};  // an enum has its own names
 //   }
-//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected a whole number in ...
+//   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected an integer in ...
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,39 +29,22 @@ struct Bounds {
 // its default. Two runs with equal identities are the same run.
 enum class IdentityRole : uint8_t { no, yes, unless_default };
 
-// Example: settings.add(t.key, {"key", "..."}).with("voices").follows(). Help names other fields in backticks.
+// What a value means, and where it is used.
 struct Field {
-  std::string_view name, help = {};
   Bounds range = {};                     // bounds of a number, or of the number of positional arguments
   std::string_view choices = {};         // valid strings ("fp32|bf16"); for an enum, the names that users may specify
   std::string_view expected = {};        // "a file": describes the value in messages; default: UTF-8
   std::string_view denied = {};          // "untied": the option that sets it to false
   std::string_view goes_with = {};       // "dp_mode ps-sync or ps-async": the field and values that enable it
-  std::string_view group = {};           // default: the current Settings::group()
+  std::string_view group = {};           // in help; default: as in Settings::add()
   bool open = false;                     // derived from other fields if unset, so it has no default
   bool in_file = true, in_words = true;  // in_file false: per call, not stored; in_words false: not an option
   bool repeated = false, place = false;  // repeated: may be passed several times; place: a positional argument
   bool of_weights = false;               // a property of trained weights
   IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // maps aliases of an enum's names
-  double* share = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
-  char of_what = 0;         // the suffix, '%' or 'e'
-
-  Field& follows() { return open = true, *this; }
-  Field& of_call() { return in_file = false, *this; }
-  Field& for_programs() { return in_words = false, *this; }
-  Field& by_place() { return place = true, *this; }
-  Field& many() { return repeated = true, *this; }
-  Field& of(std::string_view values) { return choices = values, *this; }
-  Field& a(std::string_view thing) { return expected = thing, *this; }
-  Field& unless(std::string_view word) { return denied = word, *this; }
-  Field& with(std::string_view owner) { return goes_with = owner, *this; }
-  Field& in(std::string_view name_of_group) { return group = name_of_group, *this; }
-  Field& for_identity(IdentityRole when) { return same = when, *this; }
-  Field& for_record(IdentityRole when) { return recorded = when, *this; }
-  Field& for_weights() { return of_weights = true, *this; }
-  Field& or_share(double& fraction, char suffix) { return share = &fraction, of_what = suffix, *this; }
-  Field& renaming(decltype(renames) how) { return renames = how, *this; }
+  double* fraction = nullptr;  // if nonzero, replaces the number: 0.03 from "3%", 0.25 from "0.25e"
+  char unit_suffix = 0;        // the suffix, '%' or 'e'
 };
 
 // An enum value. If its names are digits, it is presented as a number.
@@ -77,13 +58,23 @@ struct Choice {
   bool is_number() const { return names.front() == "0"; }
 };
 
+// Where the value is.
+struct ValueRef : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
+                               std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
+  using variant::variant;
+  template <class Enum>
+  requires std::is_enum_v<Enum> ValueRef(Enum* value, std::string* file = nullptr)
+      : variant(Choice{value, [](const void* p) { return static_cast<int64_t>(*static_cast<const Enum*>(p)); },
+                       [](void* p, int64_t i) { *static_cast<Enum*>(p) = static_cast<Enum>(i); }, value_names(*value),
+                       file}) {}
+};
+
 // Points into the struct and must not outlive it.
-class Setting {
- public:
-  using Place = std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
-                             std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice>;
-  Field field;
-  Place at;
+struct Setting {
+  std::string_view name;
+  ValueRef at;
+  std::string_view help = {};  // names other fields in backticks
+  Field field = {};
 
   std::string word() const;  // the option's name: "sync-every", "untied"
   bool is_flag() const { return std::holds_alternative<bool*>(at); }
@@ -101,23 +92,14 @@ class Setting {
 
 class Settings {
  public:
-  // Sets the group of fields added afterwards.
-  Settings& group(std::string_view name);
-  template <class T>
-  Field& add(T& value, const Field& field) {
-    if constexpr (std::is_enum_v<T>)
-      return insert(field, choice(value));
-    else
-      return insert(field, &value);
+  Settings() = default;
+  Settings(std::initializer_list<Setting> settings) {
+    for (const Setting& s : settings) add(s);
   }
-  template <class Enum>
-  Field& add_or_file(Enum& value, std::string& file, const Field& field) {
-    Choice named = choice(value);
-    named.file = &file;
-    return insert(field, named);
-  }
-  Settings& add(const Settings& others);
-  Field& add(const Setting& other) { return all_.push_back(other), all_.back().field; }
+  void add(const Setting& setting);
+  // `group` of those that specify none.
+  void add(std::string_view group, const Settings& settings);
+  void append(const Settings& others) { all_.insert(all_.end(), others.all_.begin(), others.all_.end()); }
   // Moves the field `name` to directly follow the field `after`.
   void move(std::string_view name, std::string_view after);
   // Sorts by group, in this order; stable within a group.
@@ -131,22 +113,14 @@ class Settings {
   auto end() const { return all_.end(); }
 
  private:
-  template <class Enum>
-  static Choice choice(Enum& value) {
-    return {&value, [](const void* p) { return static_cast<int64_t>(*static_cast<const Enum*>(p)); },
-            [](void* p, int64_t i) { *static_cast<Enum*>(p) = static_cast<Enum>(i); }, value_names(value), nullptr};
-  }
-  Field& insert(Field field, Setting::Place at);
-
-  std::string_view group_;
   std::vector<Setting> all_;
 };
 
 // Whether the other fields' values enable this field.
 bool applies(const Setting& setting, const Settings& all);
-// Throw FieldError: check_least() for integers below their range that are not the default, check_read() for unused
+// Throw FieldError: check_minimum() for integers below their range that are not the default, check_read() for unused
 // fields that differ from their default.
-void check_least(const Settings& all, const Settings& defaults);
+void check_minimum(const Settings& all, const Settings& defaults);
 void check_read(const Settings& all, const Settings& defaults);
 // The fields that differ: "dp=2 zero=3".
 std::string difference(const Settings& from, const Settings& defaults);

@@ -30,7 +30,7 @@ struct JsonReader {
     throw FieldError(name, fmt::format("expected {}, got {}{}", expected, from.dump(), meant));
   }
   void operator()(int64_t* to) const {
-    if (!from.is_number_integer()) refuse("a whole number");
+    if (!from.is_number_integer()) refuse("an integer");
     if (setting.field.range.min >= 0 && !natural(from)) refuse("a non-negative integer");
     *to = from.get<int64_t>();
   }
@@ -88,15 +88,15 @@ std::string below(const std::string& path, std::string_view key) {
 }  // namespace
 
 Ordered to_json(const Setting& setting) {
-  const double* share = setting.field.share;
-  return share && *share > 0 ? Ordered(setting.text()) : std::visit(JsonWriter(), setting.at);
+  const double* fraction = setting.field.fraction;
+  return fraction && *fraction > 0 ? Ordered(setting.text()) : std::visit(JsonWriter(), setting.at);
 }
 
 Ordered to_json(const Settings& all) {
   Ordered out = Ordered::object();
   for (const Setting& s : all)
     // empty() is false for "". NOLINTNEXTLINE(readability-container-size-empty)
-    if (Ordered value = to_json(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
+    if (Ordered value = to_json(s); !value.is_null() && value != "") out[std::string(s.name)] = std::move(value);
   return out;
 }
 
@@ -116,10 +116,10 @@ void take_object(const Settings& all, const Json& object, const std::string& pat
   if (!object.is_object()) throw FieldError(path, "expected an object, got " + object.dump());
   for (const Setting& s : all) {
     const auto* number = std::get_if<int64_t*>(&s.at);
-    if (const auto found = object.find(s.field.name); found != object.end())
-      take_value(s, *found, below(path, s.field.name));
+    if (const auto found = object.find(s.name); found != object.end())
+      take_value(s, *found, below(path, s.name));
     else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.min)
-      throw FieldError(below(path, s.field.name), "required, but missing");
+      throw FieldError(below(path, s.name), "required, but missing");
   }
   check_keys(object, path, all.names(), why);
 }
@@ -134,18 +134,18 @@ Json identity_fields(const Settings& all, const Settings& defaults, IdentityRole
   Json out = Json::object();
   for (const Setting& s : all) {
     const IdentityRole when = s.field.*role;
-    const bool differs = s.text() != defaults.at(s.field.name).text();
+    const bool differs = s.text() != defaults.at(s.name).text();
     if (when != IdentityRole::no && (when == IdentityRole::yes || differs) && applies(s, all))
-      out[std::string(s.field.name)] = to_json(s);
+      out[std::string(s.name)] = to_json(s);
   }
   return out;
 }
 
 Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& help)) {
   const Field& f = s.field;
-  Ordered out = {{"name", f.place ? std::string(f.name) : s.word()}};
+  Ordered out = {{"name", f.place ? std::string(s.name) : s.word()}};
   if (f.place) out["place"] = true;
-  if (!f.place && !s.field.denied.empty()) out["denies"] = f.name;
+  if (!f.place && !s.field.denied.empty()) out["denies"] = s.name;
   if (!f.group.empty()) out["group"] = f.group;
   out["kind"] = s.kind();
   // empty() is false for "". NOLINTNEXTLINE(readability-container-size-empty)
@@ -154,10 +154,10 @@ Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& hel
   if (number && f.range.min > -1e300) out["least"] = f.range.min;
   if (number && f.range.max < 1e300) out[f.range.max_excluded ? "below" : "most"] = f.range.max;
   if (const std::string choices = s.choices(); !choices.empty()) out["choices"] = split(choices, '|');
-  if (f.share) out["share"] = std::string(1, f.of_what);
+  if (f.fraction) out["share"] = std::string(1, f.unit_suffix);
   if (f.repeated) out["repeated"] = true;
   if (!f.in_file) out["in_file"] = false;
-  out["help"] = shown(std::string(f.help));
+  out["help"] = shown(std::string(s.help));
   return out;
 }
 

@@ -15,8 +15,8 @@ std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position
     if ((byte(position + i) & 0xC0) != 0x80) return std::nullopt;
     c = c << 6 | (byte(position + i) & 0x3F);
   }
-  const char32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-  if (c < least || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return std::nullopt;
+  const char32_t min_code_point = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
+  if (c < min_code_point || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return std::nullopt;
   position += length;
   return c;
 }

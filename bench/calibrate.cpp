@@ -59,11 +59,11 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   Machine m{
       .identity = identity,
       .memory_bytes = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE))};
-  const auto processors = static_cast<int>(identity.processors);
+  const auto cores = static_cast<int>(identity.cores);
   const auto on = [](int ranks, int threads, const std::function<void(Communicator&)>& body) {
     launch({.ranks = ranks, .threads_per_rank = threads}, body);
   };
-  on(1, processors, [&](Communicator&) {
+  on(1, cores, [&](Communicator&) {
     for (size_t t = 0; t < kTypes.size(); ++t) {
       const Ceilings ceilings = measure_ceilings(kTypes[t], int64_t{32} << 20, make_arena());
       m.product_flops_per_s[t] = ceilings.flops;
@@ -72,8 +72,8 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   });
   for (const auto& [company, ranks, threads, what] :
        {std::tuple{MachineLoad::alone, 1, 1, "one rank, other cores idle"},
-        {MachineLoad::together, processors, 1, "one rank on each core"},
-        {MachineLoad::threads, 1, processors, "one rank with a thread on each core"}}) {
+        {MachineLoad::together, cores, 1, "one rank on each core"},
+        {MachineLoad::threads, 1, cores, "one rank with a thread on each core"}}) {
     say(fmt::format("measuring kernels of a step: {}", what));
     auto& measure_costs = m.costs[static_cast<size_t>(company)];
     on(ranks, threads, [&](Communicator& world) {
@@ -190,7 +190,7 @@ class KernelTimer {
   }
   // CPU time of a single-threaded rank, otherwise wall-clock time.
   static double now() {
-    if (cpu::threads() == 1) return Trace::processor_now();
+    if (cpu::threads() == 1) return Trace::cpu_now();
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
   const ArenaPtr& arena() const { return arena_; }
@@ -200,7 +200,7 @@ class KernelTimer {
  private:
   Tensor random_tensor(const Shape& shape) const {
     constexpr int64_t kRandom = 4096;
-    return repeated(random_numbers(kRandom, "calibrate", dtype_, arena_), shape);
+    return repeated(random_values(kRandom, "calibrate", dtype_, arena_), shape);
   }
   // Median over rounds, whose number is equal on all ranks.
   double repeat(const std::function<double()>& once) const {

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-from gpu_run import model_words
+from gpu_run import model_args
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
@@ -109,9 +109,9 @@ def environment(threads, setting=""):
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **chosen}
 
 
-def in_pytorch(args, setting, *words):
+def in_pytorch(args, setting, *more):
     """Output of this script for one setting, in a separate process."""
-    command = [args.python, os.path.abspath(__file__), "--child", setting, *words]
+    command = [args.python, os.path.abspath(__file__), "--child", setting, *more]
     done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -120,8 +120,8 @@ def run_pytorch(name, setting, args, warmup=WARMUP, steps=None):
     return in_pytorch(args, setting, "--configs", name, "--child-steps", f"{warmup},{steps or CONFIGS[name]['steps']}")
 
 
-def run_tessera(config, folder, args):
-    text = os.path.join(folder, "text.txt")
+def run_tessera(config, directory, args):
+    text = os.path.join(directory, "text.txt")
     if not os.path.exists(text):
         letters = (string.ascii_letters + string.digits + " .\n")[:65]
         with open(text, "w") as f:
@@ -129,8 +129,8 @@ def run_tessera(config, folder, args):
     command = [args.binary, "train", "--format", "json", "--data", text, "--tokenizer", "char", "--optimizer", "adamw",
                "--steps", str(WARMUP + config["steps"]), "--clip", "1", "--ranks", "1",
                "--weight-decay", "0.1", "--dtype", args.dtype, "--threads-per-rank", str(args.threads),
-               "--no-eval", "--no-save", "--quiet", "--out", tempfile.mkdtemp(dir=folder),
-               *model_words({key: size for key, size in config.items() if key != "steps"})]
+               "--no-eval", "--no-save", "--quiet", "--out", tempfile.mkdtemp(dir=directory),
+               *model_args({key: size for key, size in config.items() if key != "steps"})]
     process = subprocess.Popen(command, env=environment(args.threads), stdout=subprocess.PIPE, text=True)
     lines = process.stdout.read().splitlines()
     _, status, usage = os.wait4(process.pid, 0)
@@ -139,7 +139,7 @@ def run_tessera(config, folder, args):
     return {"tokens_per_s": json.loads(lines[-1])["tokens_per_s"], "peak_mb": usage.ru_maxrss * 1024 / 1e6}
 
 
-def compare(name, choices, folder, args):
+def compare(name, choices, directory, args):
     config = CONFIGS[name]
     if "experts" in config:
         choices = [f"{c}, {how} experts" for c in choices for how in ("looped", "grouped")]
@@ -148,7 +148,7 @@ def compare(name, choices, folder, args):
     best = max(trial, key=trial.get)
     ours, theirs = [], []
     for round_ in range(args.rounds):
-        ours.append(run_tessera(config, folder, args))
+        ours.append(run_tessera(config, directory, args))
         theirs.append(run_pytorch(name, best, args))
         rates = [runs[-1]["tokens_per_s"] for runs in (ours, theirs)]
         print(f"{name} round {round_ + 1}: {rates[0]:.0f} and {rates[1]:.0f} tokens/s", file=sys.stderr)
@@ -187,8 +187,8 @@ def main():
         sys.exit(f"PyTorch's matmuls run on the reference BLAS ({torch['blas'][0]}), several times slower than "
                  "OpenBLAS; install libopenblas0-pthread, or select a different interpreter with --python")
     blas = ", ".join(os.path.basename(path) for path in torch["blas"]) or torch["built_with"]
-    with tempfile.TemporaryDirectory() as folder:
-        rows = [compare(name, torch["settings"], folder, args) for name in args.configs.split(",")]
+    with tempfile.TemporaryDirectory() as directory:
+        rows = [compare(name, torch["settings"], directory, args) for name in args.configs.split(",")]
     print(f"{args.dtype}; PyTorch {torch['version']} ({blas}), {args.threads} threads each, {args.rounds} rounds; "
           "tokens/s\n")
     print("| config | Tessera | range | MB | PyTorch | range | MB | PyTorch setting | ratio |\n"

@@ -29,7 +29,7 @@ LORA = ["--lora-rank", "8", "--lora-targets", "q_proj,v_proj"]
 STEPS, WARMUP = 12, 5
 
 
-def make_model(folder, dtype):
+def make_model(directory, dtype):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,10 +38,10 @@ def make_model(folder, dtype):
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=2048, rms_norm_eps=1e-5, tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16 if dtype == "bf16" else torch.float32).save_pretrained(folder)
+    LlamaForCausalLM(config).to(torch.bfloat16 if dtype == "bf16" else torch.float32).save_pretrained(directory)
 
 
-def peer(what, folder, dtype, threads):
+def peer(what, directory, dtype, threads):
     """Tokens/s of the library; GB/s for `copy`."""
     import torch
 
@@ -54,7 +54,7 @@ def peer(what, folder, dtype, threads):
     from transformers import AutoModelForCausalLM
 
     wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=wanted, attn_implementation="sdpa").eval()
     generator = torch.Generator().manual_seed(1)
 
     def ids(rows, tokens):
@@ -100,8 +100,8 @@ def rate_of(said):
 
 
 def ours(what, o, run, text):
-    def tessera(*words):
-        command = [o.binary, *map(str, words), "--threads-per-rank", str(o.threads)]
+    def tessera(*args):
+        command = [o.binary, *map(str, args), "--threads-per-rank", str(o.threads)]
         return subprocess.run(command, check=True, capture_output=True, text=True)
 
     if what == "lora":
@@ -143,10 +143,10 @@ def main():
         print(peer(o.peer[0], o.peer[1], o.dtype, o.threads))
         return
     with tempfile.TemporaryDirectory() as made:
-        folder, run, text = (os.path.join(made, name) for name in ("folder", "run", "text.txt"))
-        make_model(folder, o.dtype)
-        bytes_of_weights = os.path.getsize(os.path.join(folder, "model.safetensors"))
-        subprocess.run([o.binary, "checkpoint", "import", folder, "--tokenizer", "bytes", "--out", run], check=True,
+        directory, run, text = (os.path.join(made, name) for name in ("folder", "run", "text.txt"))
+        make_model(directory, o.dtype)
+        bytes_of_weights = os.path.getsize(os.path.join(directory, "model.safetensors"))
+        subprocess.run([o.binary, "checkpoint", "import", directory, "--tokenizer", "bytes", "--out", run], check=True,
                        stdout=subprocess.DEVNULL)
         letters = random.Random(1)
         for name, length in ((text, 200000), (text + ".short", WINDOWS // 2 * CONTEXT + 1),
@@ -156,7 +156,7 @@ def main():
 
         def theirs(what):
             command = [sys.executable, os.path.abspath(__file__), "--dtype", o.dtype, "--threads", str(o.threads),
-                       "--peer", what, folder]
+                       "--peer", what, directory]
             return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
         print(f"| {o.dtype} | Tessera, tokens/s | library, tokens/s | ratio | ratios of the rounds |\n|---|---|---|---|---|")

@@ -137,10 +137,10 @@ def tests(bench):
         found = {name: verdicts[program, name] for name in names}
         for name in [name for name, how in found.items() if how.startswith("CRASHED")][:1]:
             found[name] += f"; under memcheck: {first_finding(bench, program, name)}"
-        red = [f"  - {name}: {how}" for name, how in found.items() if how not in ("passed", "skipped")]
+        failures = [f"  - {name}: {how}" for name, how in found.items() if how not in ("passed", "skipped")]
         count = {word: list(found.values()).count(word) for word in ("passed", "skipped")}
-        bench.say(f"- {os.path.basename(program)[5:]}: {count['passed']} passed, {count['skipped']} skipped, {len(red)} failed", *red)
-        bench.bad = bench.bad or bool(red)
+        bench.say(f"- {os.path.basename(program)[5:]}: {count['passed']} passed, {count['skipped']} skipped, {len(failures)} failed", *failures)
+        bench.bad = bench.bad or bool(failures)
 
 
 def gtest(bench, program, wanted, name, before=()):
@@ -176,9 +176,9 @@ def sanitizer(bench):
         text, ended = sanitized(bench, tool, os.path.join(bench.options.build, "tests", f"test_{suite}"), wanted, f"{tool} {group}",
                                 "--report-api-errors", "no", *only)
         passed, found = text.count("[       OK ]"), findings(tool, text)
-        red = re.findall(r"^\[  FAILED  \] ([^\s,]+).* \(\d+ ms\)$", text, re.M)
-        if found or red:
-            how = f"FAILED, {found} findings" + (f", failed tests: {', '.join(red)}" if red else "")
+        failures = re.findall(r"^\[  FAILED  \] ([^\s,]+).* \(\d+ ms\)$", text, re.M)
+        if found or failures:
+            how = f"FAILED, {found} findings" + (f", failed tests: {', '.join(failures)}" if failures else "")
         elif ended and ended.word in ("HUNG", "NOT RUN", "NOT FINISHED"):
             how = f"NOT FINISHED ({ended.cell()}), no findings so far"
         elif ended or passed == 0:
@@ -226,7 +226,7 @@ PARTS = {
     "sanitizer": [("sanitizer", 75, sanitizer, dict(tools="racecheck,memcheck", over="attention,norms,cross-entropy", limit=70))],
 }
 STEPS = {step[2].__name__: [step] for part in ("first_runs", "right") for step in PARTS[part]}
-WHOLE = {"all": (480, [part for part in PARTS if part != "bases"]), "A": (240, ["first_runs", "right", "sanitizer"]),
+SELECTIONS = {"all": (480, [part for part in PARTS if part != "bases"]), "A": (240, ["first_runs", "right", "sanitizer"]),
          "B": (270, ["pytorch", "kernels", "ways", "ops"]), "C": (200, ["strategies", "strategy_kernels", "shapes", "tuning"])}
 
 
@@ -318,11 +318,11 @@ class Contact:
             for path in [self.report, self.logs] + ([caches] if self.given.what != "all" else []):
                 packed.add(path, os.path.relpath(path, self.given.out))
         if os.path.getsize(archive) > 15_000_000:
-            with open(archive, "rb") as whole:
+            with open(archive, "rb") as full:
                 for letter in "abcdef":
-                    if piece := whole.read(15_000_000):
+                    if chunk := full.read(15_000_000):
                         with open(f"{archive}.a{letter}", "wb") as to:
-                            to.write(piece)
+                            to.write(chunk)
             os.remove(archive)
         shutil.rmtree(caches)
         shutil.rmtree(self.logs)
@@ -336,9 +336,9 @@ def mend_libraries(contact):
     for name in sorted(set(re.findall(r"(\S+) => not found", found))):
         search = ["timeout", "-k", "5", "20", "find", "/", "(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o", "-name", name,
                   "-not", "-path", "*/stubs/*", "-printf", "%h\\n", "-quit"]
-        folder = subprocess.run(search, capture_output=True, text=True).stdout.strip()
+        directory = subprocess.run(search, capture_output=True, text=True).stdout.strip()
         contact.say(f"library path: {name} is in {folder or 'no directory on this machine'}")
-        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), folder]))
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), directory]))
 
 
 def options_given():
@@ -350,11 +350,11 @@ def options_given():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), help=f"{text} (default {value}, or the default of the part)")
     parser.add_argument("--seconds", type=float, help="time limit of each step, in place of its own limit")
     given = parser.parse_args()
-    parts = WHOLE.get(given.what, (480, given.what.split(",")))[1]
+    parts = SELECTIONS.get(given.what, (480, given.what.split(",")))[1]
     listed = ((parts, "part", [*PARTS, *STEPS]), (given.tools, "--tools", OPTIONS["tools"][0].split(",")), (given.over, "--over", GROUPS),
               ([word.partition("=")[0] for word in (given.models or "").split(",") if word], "--models", gpu_parts.MODELS))
-    for words, name, known in listed:
-        for word in words.split(",") if isinstance(words, str) else words or []:
+    for values, name, known in listed:
+        for word in values.split(",") if isinstance(values, str) else values or []:
             if word not in known:
                 parser.error(f"unknown {name} '{word}'; expected all, A, B, C or some of {', '.join(known)}"
                              if name == "part" else f"{name}: unknown '{word}'; expected some of {', '.join(known)}")
@@ -366,16 +366,16 @@ def main():
     given.build = os.path.abspath(os.environ.get("TESSERA_PACKED", os.path.join(ROOT, "build")))
     given.python = os.environ.get("TESSERA_PYTHON", sys.executable)
     given.binary, caches = os.path.join(given.build, "bin", "tessera"), os.path.join(given.out, "caches")
-    whole = int(os.environ.get("FIRST_CONTACT_SECONDS", WHOLE.get(given.what, (480,))[0]))
-    contact = Contact(given, whole)
+    total = int(os.environ.get("FIRST_CONTACT_SECONDS", SELECTIONS.get(given.what, (480,))[0]))
+    contact = Contact(given, total)
     os.makedirs(contact.logs, exist_ok=True)
     os.makedirs(caches, exist_ok=True)
     if given.files:
-        pieces = subprocess.Popen(["cat", *given.files], stdout=subprocess.PIPE)
-        if subprocess.run(["tar", "-xzf", "-", "-C", given.out, "caches"], stdin=pieces.stdout).returncode != 0:
+        joined = subprocess.Popen(["cat", *given.files], stdout=subprocess.PIPE)
+        if subprocess.run(["tar", "-xzf", "-", "-C", given.out, "caches"], stdin=joined.stdout).returncode != 0:
             print(f"first_contact.sh: no caches could be read from {' '.join(given.files)}", file=sys.stderr)
-    for variable, folder in (("TESSERA_CACHE", "tessera"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
-        os.environ[variable] = os.path.join(caches, folder)
+    for variable, directory in (("TESSERA_CACHE", "tessera"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        os.environ[variable] = os.path.join(caches, directory)
         os.makedirs(os.environ[variable], exist_ok=True)
     os.environ |= {"GOMP_SPINCOUNT": "1000", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"}
     if os.path.isdir(os.path.join(given.build, "lib")):

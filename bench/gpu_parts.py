@@ -11,7 +11,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_run import Failed, Served, describe, json_lines, model_words, text_of, wanted_of, why_refused, write_tokens
+from gpu_run import Failed, Served, describe, json_lines, model_args, text_of, wanted_of, why_refused, write_tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONTEXT, VOCAB, TOKENS, WARMUP = 1024, 50304, 1 << 21, 5
@@ -84,11 +84,11 @@ class Bench:
         self.note(f"{name}: {e.cell()}")
         return e.cell()
 
-    def program(self, name, words, limit=None, **how):
-        return self.runner.run(name, [self.options.binary, *words], limit or self.options.limit, **how)
+    def program(self, name, args, limit=None, **how):
+        return self.runner.run(name, [self.options.binary, *args], limit or self.options.limit, **how)
 
-    def words(self, model, batch=None):
-        return model_words(MODELS[model] | ({"batch": batch} if batch else {}))
+    def args(self, model, batch=None):
+        return model_args(MODELS[model] | ({"batch": batch} if batch else {}))
 
     def named(self, model):
         return f"{model}, batch {MODELS[model]['batch']}"
@@ -96,34 +96,34 @@ class Bench:
     def data(self, model):
         """Token file of a vocabulary and the dataset built from it, used by all runs."""
         vocab = MODELS[model]["vocab"]
-        folder = os.path.join(self.options.work, f"vocab{vocab}")
-        tokens, data = (os.path.join(folder, name) for name in ("tokens.bin", "data"))
+        directory = os.path.join(self.options.work, f"vocab{vocab}")
+        tokens, data = (os.path.join(directory, name) for name in ("tokens.bin", "data"))
         with Bench.making_data:  # other parts may need it concurrently
-            if not os.path.exists(folder):
-                os.makedirs(folder + ".part", exist_ok=True)
-                write_tokens(folder + ".part", vocab, TOKENS if vocab == VOCAB else TOKENS // 16)
-                part = [os.path.join(folder + ".part", os.path.basename(path)) for path in (tokens, data)]
-                self.program("data", ["data", part[0], "--tokenizer", folder + ".part", "--out", part[1]], 60)
-                os.rename(folder + ".part", folder)
+            if not os.path.exists(directory):
+                os.makedirs(directory + ".part", exist_ok=True)
+                write_tokens(directory + ".part", vocab, TOKENS if vocab == VOCAB else TOKENS // 16)
+                part = [os.path.join(directory + ".part", os.path.basename(path)) for path in (tokens, data)]
+                self.program("data", ["data", part[0], "--tokenizer", directory + ".part", "--out", part[1]], 60)
+                os.rename(directory + ".part", directory)
         return tokens, data
 
     def training(self, model, device="cuda"):
         return ["train", "--device", device, "--data", self.data(model)[1], "--no-eval"]
 
-    def train(self, name, model, words, steps, device="cuda", env=None, limit=None, batch=None, init=None):
+    def train(self, name, model, args, steps, device="cuda", env=None, limit=None, batch=None, init=None):
         """The last record of a run, with its losses; raises Failed, also if it used other kernels."""
-        words = (["--init", init, "--batch", str(MODELS[model]["batch"])] if init else self.words(model, batch)) + words
+        args = (["--init", init, "--batch", str(MODELS[model]["batch"])] if init else self.args(model, batch)) + args
         with tempfile.TemporaryDirectory(dir=self.options.work) as out:
             command = self.training(model, device) + ["--format", "json", "--no-save", "--optimizer", "adamw", "--weight-decay",
                                                       "0.1", "--clip", "1", "--steps", str(steps), "--out", out]
-            records = json_lines(self.program(name, command + words, limit, env=env))
+            records = json_lines(self.program(name, command + args, limit, env=env))
         summary = records[-1] if records and records[-1].get("event") == "summary" else None
         if not summary or not summary.get("tokens_per_s"):
             raise Failed("FAILED", "the run ended without its summary")
         summary["losses"] = losses_of(records)
         if device == "cuda":
             self.note(f"{name}: {summary['tokens_per_s']:,.0f} tokens/s; {describe(summary.get('gpu'))}")
-            if reason := why_refused(summary.get("gpu"), wanted_of(words)):
+            if reason := why_refused(summary.get("gpu"), wanted_of(args)):
                 raise Failed("REFUSED", reason)
         return summary
 
@@ -225,14 +225,14 @@ def lines_of(bench, row, columns):
         bench.say(f"| {row.label()} | 0 | NOT RUN |" + " - |" * (5 + len(columns)))
 
 
-def one_run(bench, model, words, init=None):
+def one_run(bench, model, args, init=None):
     """A run for `tries` of a row."""
-    return lambda label: bench.train(label, model, words, WARMUP + bench.options.steps, init=init)
+    return lambda label: bench.train(label, model, args, WARMUP + bench.options.steps, init=init)
 
 
-def trained_by(bench, name, model, words):
+def trained_by(bench, name, model, args):
     """The row of a model with one mode."""
-    return Row(name, model, {"": one_run(bench, model, words)})
+    return Row(name, model, {"": one_run(bench, model, args)})
 
 
 def trained(bench, model, name=None):
@@ -242,8 +242,8 @@ def trained(bench, model, name=None):
             f"{LIKE[attention]}, no graph": asking(attention, "off"), "own attention, no graph": asking("own", "off"),
             "own attention, no graph, deterministic": asking("own", "off", True)}
     captured, windows = "experts" not in MODELS[model], "window" in MODELS[model]  # steps with experts cannot be captured
-    return Row(name or bench.named(model), model, {way: one_run(bench, model, ONE_RANK + words) for way, words in ways.items()
-                                                   if (captured or "on" not in words) and not (windows and "cudnn" in words)})
+    return Row(name or bench.named(model), model, {way: one_run(bench, model, ONE_RANK + args) for way, args in ways.items()
+                                                   if (captured or "on" not in args) and not (windows and "cudnn" in args)})
 
 
 def ladder(bench):
@@ -257,8 +257,8 @@ def ladder(bench):
 
     def rung(dtype, attention, graph, env):
         def run(label):
-            words = ["--ranks", "1", "--dtype", dtype] + asking(attention, graph)
-            found = bench.train(label, "small", words, 2 * WARMUP, env=env, limit=min(bench.options.limit, 40))
+            args = ["--ranks", "1", "--dtype", dtype] + asking(attention, graph)
+            found = bench.train(label, "small", args, 2 * WARMUP, env=env, limit=min(bench.options.limit, 40))
             losses = found["losses"][0], found["losses"][-1]
             expected.append(losses)
             if not all(abs(a - b) <= 0.02 * b for a, b in zip(losses, expected[0])):
@@ -364,10 +364,10 @@ def verify(bench):
 
     asked = strategies_given(bench)
     if not bench.options.only:
-        asked |= {name: words.split() for name, words in PRODUCTS.items()}
+        asked |= {name: args.split() for name, args in PRODUCTS.items()}
     with ThreadPoolExecutor(bench.options.jobs) as pool:
         verdicts = list(pool.map(verdict, asked))
-    bench.say("| strategy | verified |", "|---|---|", *(f"| {name} | {words} |" for name, words in zip(asked, verdicts)))
+    bench.say("| strategy | verified |", "|---|---|", *(f"| {name} | {args} |" for name, args in zip(asked, verdicts)))
 
 
 def strategies(bench):
@@ -375,9 +375,9 @@ def strategies(bench):
     model, attention = bench.models[0], bench.options.attention
     one = trained_by(bench, "one rank", model, ONE_RANK + asking(attention, "on"))
     rows = [one]
-    for name, words in strategies_given(bench).items():  # kernels of ring attention are reported, not requested
+    for name, args in strategies_given(bench).items():  # kernels of ring attention are reported, not requested
         asked = [] if name == "context, ring" else ["--attention", attention]
-        rows.append(trained_by(bench, name, model, ["--dtype", "bf16"] + asked + words))
+        rows.append(trained_by(bench, name, model, ["--dtype", "bf16"] + asked + args))
     columns = [("relative to one rank's time", lambda row: f"{one.rate() / row.rate():.3f}" if one.runs else "-")]
     bench.say(f"{bench.named(model)}, bf16, {bench.options.ranks} thread ranks on one GPU, {bench.options.steps} steps", "")
     headings(bench, columns)
@@ -406,7 +406,7 @@ def predicted(bench, model):
     try:
         found = json_lines(bench.program(f"plan {model}", [
             "plan", "--hardware", "h100", "--ranks", "1", "--dtype", "bf16", "--top", "1", "--recompute", "none", "--microbatches",
-            "1", "--format", "json", *bench.words(model)], 60))[0]
+            "1", "--format", "json", *bench.args(model)], 60))[0]
         return f"{found['memory']['peak'] / 1e6:,.0f} and {found['tokens_per_s']:,.0f}"
     except Failed as e:
         return e.cell()
@@ -419,9 +419,9 @@ def base_of(bench, model):
 def bases(bench):
     """Creates a run directory of each model (one step) for part tuning."""
     for model in bench.models:
-        words = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_of(bench, model)]
+        args = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_of(bench, model)]
         try:
-            bench.program(f"base {model}", bench.training(model) + words + bench.words(model, 1))
+            bench.program(f"base {model}", bench.training(model) + args + bench.args(model, 1))
             bench.say(f"{model}: created")
         except Failed as e:
             bench.say(f"{model}: {bench.failed(f'base {model}', e)}")
@@ -442,23 +442,23 @@ def tuning(bench):
 
     headings(bench)
     for model in bench.models:
-        for name, words in (("adapters of rank 16", []), ("adapters of rank 16 on NF4", ["--quantize", "nf4"])):
+        for name, args in (("adapters of rank 16", []), ("adapters of rank 16 on NF4", ["--quantize", "nf4"])):
             timed(bench, [Row(f"{bench.named(model)}, {name}", None, {
-                "": one_run(bench, model, ADAPTERS + words, base_of(bench, model))})])
+                "": one_run(bench, model, ADAPTERS + args, base_of(bench, model))})])
         timed(bench, [Row(f"{model}, batch 1, generation of 256", None, {"": generation(model)})])
 
 
 def curve(bench):
     """The first fp32 losses of a model on the GPU compared with the CPU. Rounding differences grow during a run; the bound
     holds for 20 steps."""
-    model, bound, steps, least = bench.models[0], 1e-3, 20, 5
-    words, losses = ["--dtype", "fp32", "--ranks", "1"], {}
+    model, bound, steps, enough = bench.models[0], 1e-3, 20, 5
+    args, losses = ["--dtype", "fp32", "--ranks", "1"], {}
     for device, limit in (("cuda", bench.options.limit), ("cpu", bench.options.cpu_limit)):
         try:
-            losses[device] = bench.train(f"curve, {device}", model, words, steps, device, limit=limit, batch=1)["losses"]
+            losses[device] = bench.train(f"curve, {device}", model, args, steps, device, limit=limit, batch=1)["losses"]
         except Failed as e:
             losses[device] = losses_of(json_lines(e.out))
-            if device == "cuda" or len(losses[device]) < least:  # the first losses of a slow CPU are sufficient
+            if device == "cuda" or len(losses[device]) < enough:  # the first losses of a slow CPU are sufficient
                 bench.say(f"{model} on {device}: {bench.failed(f'curve, {device}', e)}")
                 return
     apart = [abs(a - b) / abs(a) for a, b in zip(losses["cpu"], losses["cuda"])]
@@ -468,7 +468,7 @@ def curve(bench):
               f"at most {max(apart):.1e}, in the first step {apart[0]:.1e}; expected at most {bound:.0e}")
 
 
-MOST_ROWS, LEAST_STEP = 30, 30  # kernels in the table; minimum launches of a step
+MAX_ROWS, MIN_STEP = 30, 30  # kernels in the table; minimum launches of a step
 
 
 def kernels_of(text):
@@ -484,7 +484,7 @@ def kernels_of(text):
 def last_step(launches):
     """The launches of the last step: the longest kernel sequence repeated consecutively near the end, or empty."""
     names = [name for name, _ in launches]
-    for size in range(len(names) // 2, LEAST_STEP, -1):
+    for size in range(len(names) // 2, MIN_STEP, -1):
         for behind in range(min(100, len(names) - 2 * size) + 1):
             end = len(names) - behind
             if names[end - size:end] == names[end - 2 * size:end - size]:
@@ -500,8 +500,8 @@ def table(launches, steps=1):
         count, time = rows.get(f"`{short}`", (0, 0))
         rows[f"`{short}`"] = (count + 1 / steps, time + ns / steps)
     ordered = sorted(rows.items(), key=lambda row: -row[1][1])
-    if rest := ordered[MOST_ROWS:]:
-        ordered[MOST_ROWS:] = [(f"{len(rest)} others", tuple(sum(x) for x in zip(*(row for _, row in rest))))]
+    if rest := ordered[MAX_ROWS:]:
+        ordered[MAX_ROWS:] = [(f"{len(rest)} others", tuple(sum(x) for x in zip(*(row for _, row in rest))))]
     return ["| kernel | launches | ms | fraction |", "|---|---|---|---|",
             *(f"| {name} | {count:.0f} | {time / 1e6:.3f} | {100 * time / total:.1f}% |" for name, (count, time) in ordered),
             f"| all | {len(launches) / steps:.0f} | {total / 1e6:.3f} | |"]
@@ -520,17 +520,17 @@ def kernels(bench):
 def strategy_kernels(bench):
     """The kernels of one step of each strategy, all ranks together; each kernel has the GPU to itself. ncu takes 10 ms per
     launch, so there is only one step."""
-    for name, words in strategies_given(bench).items():
-        says_kernels(bench, f"{name}, {bench.options.ranks} ranks together", ["--dtype", "bf16", *words], 1)
+    for name, args in strategies_given(bench).items():
+        says_kernels(bench, f"{name}, {bench.options.ranks} ranks together", ["--dtype", "bf16", *args], 1)
 
 
-def says_kernels(bench, name, words, steps=3):
+def says_kernels(bench, name, args, steps=3):
     """Prints the table of the last step, or of all launches divided by the steps if none repeats; returns success."""
-    model, words = bench.models[0], words + ["--cuda-graph", "off"]
+    model, args = bench.models[0], args + ["--cuda-graph", "off"]
     try:
         # Selects and caches matmul algorithms without ncu, whose overhead would distort the choice.
-        bench.train(f"{name} before ncu", model, words, 3)
-        launches = profiled(bench, model, words, steps)
+        bench.train(f"{name} before ncu", model, args, 3)
+        launches = profiled(bench, model, args, steps)
     except Failed as e:
         bench.say(f"{model}, {name}: {bench.failed(f'{name} by ncu', e)}", "")
         return False
@@ -540,7 +540,7 @@ def says_kernels(bench, name, words, steps=3):
     return True
 
 
-def profiled(bench, model, words, steps):
+def profiled(bench, model, args, steps):
     """The launches of the given steps and the few kernels before them."""
     folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
     ncu = shutil.which("ncu", path=os.pathsep.join(folders))
@@ -550,7 +550,7 @@ def profiled(bench, model, words, steps):
         file = os.path.join(bench.runner.logs, "ncu.csv")
         command = [ncu, "--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--csv", "--print-units", "base", "--log-file",
                    file, bench.options.binary, *bench.training(model), "--quiet", "--no-save", "--optimizer", "adamw", "--weight-decay",
-                   "0.1", "--clip", "1", "--steps", str(steps), "--out", os.path.join(out, "run"), *bench.words(model), *words]
+                   "0.1", "--clip", "1", "--steps", str(steps), "--out", os.path.join(out, "run"), *bench.args(model), *args]
         try:
             bench.runner.run("ncu", command, bench.options.limit)
         except Failed as e:

@@ -162,24 +162,24 @@ def json_lines(text):
     return [r for r in records if isinstance(r, dict)]
 
 
-def option(words, name, otherwise=None):
+def option(args, name, otherwise=None):
     """The argument after `name` in a command line."""
-    return words[words.index(name) + 1] if name in words else otherwise
+    return args[args.index(name) + 1] if name in args else otherwise
 
 
-def model_words(sizes):
+def model_args(sizes):
     """Arguments for a model and a batch; a model with kv_heads is a Llama."""
-    words = [word for key, value in sizes.items() for word in ("--" + key.replace("_", "-"), str(value))]
-    return words + (["--family", "llama", "--untied"] if "kv_heads" in sizes else [])
+    args = [word for key, value in sizes.items() for word in ("--" + key.replace("_", "-"), str(value))]
+    return args + (["--family", "llama", "--untied"] if "kv_heads" in sizes else [])
 
 
-def wanted_of(words):
+def wanted_of(args):
     """{"attention": a kind or None, "graph": "on", "off" or None}: the kernels requested by a `train` command line."""
-    attention, graph = option(words, "--attention"), option(words, "--cuda-graph")
+    attention, graph = option(args, "--attention"), option(args, "--cuda-graph")
     if attention == "own":  # tensor core kernels support bf16 and these head sizes; ring attention has its own tiles
-        head = int(option(words, "--channels", 0)) // int(option(words, "--heads", 1))
-        tiles = option(words, "--dtype", "fp32") == "bf16" and head in (64, 128)
-        attention = "own" if "--cp" in words else "tensor cores" if tiles else "plain"
+        head = int(option(args, "--channels", 0)) // int(option(args, "--heads", 1))
+        tiles = option(args, "--dtype", "fp32") == "bf16" and head in (64, 128)
+        attention = "own" if "--cp" in args else "tensor cores" if tiles else "plain"
     return {"attention": attention, "graph": graph if graph in ("on", "off") else None}
 
 
@@ -196,14 +196,14 @@ def why_refused(gpu, wanted):
 def attention_refused(attention, kind):
     if kind is None:
         return ""
-    for way in ("forward", "backward"):
-        counts = attention[way]
+    for direction in ("forward", "backward"):
+        counts = attention[direction]
         others = {k: counts[k] for k in KINDS if counts[k] > 0 and k != kind and not (kind == "own" and k != "cudnn")}
         served = sum(counts[k] for k in KINDS) - sum(others.values())
         if others or served == 0:
             found = ", ".join(f"{n} by {k}" for k, n in others.items()) or "none"
             reasons = "; ".join(attention.get("refused", []))
-            return f"attention {way}: requested {kind}, got {found}" + (f" ({reasons})" if reasons else "")
+            return f"attention {direction}: requested {kind}, got {found}" + (f" ({reasons})" if reasons else "")
     return ""
 
 
@@ -224,9 +224,9 @@ def describe(gpu):
         return "not reported"
     try:
         parts = []
-        for way in ("forward", "backward"):
-            counts = gpu["attention"][way]
-            parts.append(f"attention {way} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))
+        for direction in ("forward", "backward"):
+            counts = gpu["attention"][direction]
+            parts.append(f"attention {direction} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))
         parts += [f"cuDNN refused: {reason}" for reason in gpu["attention"]["refused"]]
         graph = gpu["graph"]
         parts.append(f"graph {graph['captures']} captured, {graph['replays']} launched, {graph['queued']} queued"
@@ -239,21 +239,21 @@ def describe(gpu):
         return f"unexpected error: {e!r}"
 
 
-def write_tokens(folder, vocab, count):
+def write_tokens(directory, vocab, count):
     """Random tokens with a distribution similar to a BPE text: the probability of token r is proportional to 1 / (r + 2.7)
     (Zipf-Mandelbrot law), with a fixed seed. Writes folder/tokens.bin, an llm.c token file, and the tokenizer's files, in
     which all tokens beyond the 256 bytes are special."""
     cumulated = list(itertools.accumulate(1 / (r + 2.7) for r in range(vocab)))
     tokens = array.array("H", random.Random(1).choices(range(vocab), cum_weights=cumulated, k=count))
-    with open(os.path.join(folder, "tokens.bin"), "wb") as f:
+    with open(os.path.join(directory, "tokens.bin"), "wb") as f:
         f.write(array.array("i", [*HEADER, count] + [0] * (256 - len(HEADER) - 1)).tobytes() + tokens.tobytes())
     # GPT-2's byte alphabet: bytes visible in Latin-1 map to themselves, the others to U+0100 and following
     visible = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
     spellings = [chr(b) for b in visible] + [chr(0x100 + i) for i in range(256 - len(visible))]
     spellings += [f"<{r}>" for r in range(256, vocab)]
-    with open(os.path.join(folder, "vocab.json"), "w", encoding="utf-8") as f:
+    with open(os.path.join(directory, "vocab.json"), "w", encoding="utf-8") as f:
         json.dump({spelling: r for r, spelling in enumerate(spellings)}, f)
-    with open(os.path.join(folder, "merges.txt"), "w", encoding="utf-8") as f:
+    with open(os.path.join(directory, "merges.txt"), "w", encoding="utf-8") as f:
         f.write("#version: 0.2\n")
 
 
@@ -261,7 +261,7 @@ def library_path():
     """Library path of a packed build for CUDA, cuDNN and NCCL: PyTorch's packages, so that both programs use the same
     libraries, then the CUDA toolkit."""
     packages = dict.fromkeys([sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages()])
-    wheels = [os.path.join(folder, "nvidia", name, "lib") for folder in packages
-              if os.path.isdir(os.path.join(folder, "nvidia")) for name in sorted(os.listdir(os.path.join(folder, "nvidia")))]
+    wheels = [os.path.join(directory, "nvidia", name, "lib") for directory in packages
+              if os.path.isdir(os.path.join(directory, "nvidia")) for name in sorted(os.listdir(os.path.join(directory, "nvidia")))]
     toolkit = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"]
     return ":".join(filter(None, [*filter(os.path.isdir, wheels), *toolkit, os.environ.get("LD_LIBRARY_PATH")]))

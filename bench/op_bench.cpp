@@ -33,8 +33,8 @@ int64_t largest_indices(const OpCase& c) {
 
 }  // namespace
 
-Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low,
-                      double high) {
+Tensor random_values(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low,
+                     double high) {
   Tensor wide = Tensor::empty({count}, DType::float32, arena->host());
   const Philox random = Philox::named(1, name);
   for (int64_t i = 0; i < count; ++i)
@@ -61,7 +61,7 @@ Tensor repeated(const Tensor& block, const Shape& shape) {
 }
 
 Data::Data(const OpCase& c, DType dtype, const ArenaPtr& arena)
-    : case_(c), block_(random_numbers(std::min(kRandom, largest_indices(c)), c.name, dtype, arena, c.low, c.high)) {
+    : case_(c), block_(random_values(std::min(kRandom, largest_indices(c)), c.name, dtype, arena, c.low, c.high)) {
   for (const Shape& shape : c.operands) operands_.push_back(repeated(block_, shape));
 }
 
@@ -122,21 +122,21 @@ void copy_by_all_threads(const Tensor& to, const Tensor& from) {
 
 }  // namespace
 
-double copy_rate(int64_t bytes, double seconds) { return 2.0 * static_cast<double>(bytes) / seconds; }
+double copy_bandwidth(int64_t bytes, double seconds) { return 2.0 * static_cast<double>(bytes) / seconds; }
 
-double matmul_rate(int64_t n, double seconds) {
+double matmul_throughput(int64_t n, double seconds) {
   const auto side = static_cast<double>(n);
   return 2 * side * side * side / seconds;
 }
 
-Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& c) {
+Throughput compute_throughput(double bytes, double flops, double seconds, const Ceilings& c) {
   return {bytes / seconds, flops / seconds, std::max(bytes / c.bytes_per_s, flops / c.flops) / seconds};
 }
 
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena) {
   // GPUs multiply constant operands faster (power limit), so eight random rows are repeated.
-  const Tensor a = repeated(random_numbers(8 * n, "ceiling", dtype, arena), {n, n}), b = a.clone();
-  return matmul_rate(n, best_seconds(arena, rounds, [&] { matmul(a, b); }));
+  const Tensor a = repeated(random_values(8 * n, "ceiling", dtype, arena), {n, n}), b = a.clone();
+  return matmul_throughput(n, best_seconds(arena, rounds, [&] { matmul(a, b); }));
 }
 
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
@@ -145,7 +145,7 @@ Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
   Tensor to = from.clone();
   const double copy =
       best_seconds(arena, kRounds, [&] { on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from); });
-  return {copy_rate(bytes, copy), measure_matmuls(on_gpu ? 8192 : 1024, kRounds, dtype, arena)};
+  return {copy_bandwidth(bytes, copy), measure_matmuls(on_gpu ? 8192 : 1024, kRounds, dtype, arena)};
 }
 
 namespace {
@@ -193,11 +193,11 @@ void time_calls(benchmark::State& state, Context& context, double bytes, double 
   for (int i = 0; i < kChecks; ++i) machine.push_back(machine_seconds());
   add_rounds(state, rounds);
   add_rounds(state, machine, "machine_rounds");
-  const Rates rates = compute_rates(bytes * runs, flops * runs, seconds, context.ceilings());
-  state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
-  state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? rates.flops : kNone);
-  state.counters["share"] = benchmark::Counter(rates.share);
-  if (rates.share > 1)
+  const Throughput throughput = compute_throughput(bytes * runs, flops * runs, seconds, context.ceilings());
+  state.counters["bytes/s"] = benchmark::Counter(throughput.bytes_per_s);
+  state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? throughput.flops : kNone);
+  state.counters["share"] = benchmark::Counter(throughput.fraction);
+  if (throughput.fraction > 1)
     state.SetLabel("above the ceiling: data in cache, or the measured ceiling is too low");
   else if (context.on_gpu() && bytes < kCached)
     state.SetLabel("in cache");

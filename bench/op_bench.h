@@ -35,8 +35,8 @@ inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12
 std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
 
 // Values in [low, high), seeded by `name`; token ids below `vocab`.
-Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
-                      double high = 0.5);
+Tensor random_values(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
+                     double high = 0.5);
 Tensor random_ids(int64_t count, int64_t vocab, const ArenaPtr& arena);
 Tensor repeated(const Tensor& block, const Shape& shape);
 
@@ -71,13 +71,13 @@ struct Ceilings {
   double flops;        // matmul 1024^3, on a GPU 8192^3
 };
 
-double copy_rate(int64_t bytes, double seconds);  // bytes read plus written
-double matmul_rate(int64_t n, double seconds);
+double copy_bandwidth(int64_t bytes, double seconds);  // bytes read plus written
+double matmul_throughput(int64_t n, double seconds);
 
-struct Rates {
-  double bytes_per_s, flops, share;  // share: roofline time / measured time
+struct Throughput {
+  double bytes_per_s, flops, fraction;  // roofline time / measured time
 };
-Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& ceilings);
+Throughput compute_throughput(double bytes, double flops, double seconds, const Ceilings& ceilings);
 
 // The best FLOP/s of several n x n x n matmuls.
 double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena);
@@ -85,7 +85,7 @@ double measure_matmuls(int64_t n, int rounds, DType dtype, const ArenaPtr& arena
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
 
 // Group `op/`: every op of the op table, forward and backward, as in op/matmul/forward/fp32. Rows report the minimum
-// bytes moved (operands and results once), matmul FLOPs, and `share`, the roofline time over the measured time.
+// bytes moved (operands and results once), matmul FLOPs, and `fraction`, the roofline time over the measured time.
 
 struct OpRows {
   std::vector<Row> rows;

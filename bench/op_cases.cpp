@@ -92,10 +92,10 @@ void Cases::add_rows() {
   add("bias_gelu", {{rows_, hidden_}, {hidden_}}, [](const Vars& v) { return activate(v[0], {}, v[1]); });
   add("swiglu", {{rows_, 2 * hidden_}}, [](const Vars& v) { return activate(v[0], kSwiglu); });
   const Tensor token_ids = ids();
-  const std::vector<int32_t> numbers = token_ids.on_host().to_vector<int32_t>();
+  const std::vector<int32_t> token_values = token_ids.on_host().to_vector<int32_t>();
   add("embedding", {{s_.vocab, s_.channels}}, [token_ids](const Vars& v) {
     return embedding(token_ids, v[0]);
-  }).rows_read = std::ssize(std::set(numbers.begin(), numbers.end()));
+  }).rows_read = std::ssize(std::set(token_values.begin(), token_values.end()));
   add("dropout", {{s_.batch, s_.tokens, s_.channels}}, [](const Vars& v) {
     DropoutTile tile;
     tile.random = Philox(7);

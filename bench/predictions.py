@@ -20,7 +20,7 @@ MODELS = {
     "C": "--model gpt-nano --vocab 65 --batch 12",
     "W": "--layers 4 --heads 6 --channels 384 --context 128 --vocab 256 --batch 8",
 }
-USUAL = {"cp-mode": "ring", "pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
+DEFAULTS = {"cp-mode": "ring", "pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
 PLANS = [  # model, dtype, options
     *((model, dtype, plan) for model in MODELS for dtype in ("fp32", "bf16") for plan in (
         {}, {"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "microbatches": 4}, {"dp": 4})),
@@ -32,12 +32,12 @@ PLANS = [  # model, dtype, options
 
 
 def plan_lines(binary, model, dtype, plan, more=()):
-    words = f"plan {MODELS[model]} --dtype {dtype} --hardware this --format json".split()
-    for key, value in {**USUAL, **plan}.items():
-        words += [] if key == "sp" else [f"--{key}", str(value)]
-    done = subprocess.run([binary, *words, *more], capture_output=True, text=True)
+    args = f"plan {MODELS[model]} --dtype {dtype} --hardware this --format json".split()
+    for key, value in {**DEFAULTS, **plan}.items():
+        args += [] if key == "sp" else [f"--{key}", str(value)]
+    done = subprocess.run([binary, *args, *more], capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(words)}: {done.stderr.strip().splitlines()[-1]}")
+        sys.exit(f"{' '.join(args)}: {done.stderr.strip().splitlines()[-1]}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -77,8 +77,8 @@ def main():
     found = [statistics.median(seconds) for seconds in after]
     print("| model | dtype | plan | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
     for (model, dtype, plan), p, m in zip(plans, before, found):
-        words = " ".join(f"{key}={value}" for key, value in plan.items()) or "one rank"
-        print(f"| {model} | {dtype} | {words} | {1e3 * p:.2f} | {1e3 * m:.2f} | {100 * (p / m - 1):+.1f}% |")
+        args = " ".join(f"{key}={value}" for key, value in plan.items()) or "one rank"
+        print(f"| {model} | {dtype} | {args} | {1e3 * p:.2f} | {1e3 * m:.2f} | {100 * (p / m - 1):+.1f}% |")
     errors = sorted(abs(p / m - 1) for p, m in zip(before, found))
     print(f"\n{len(plans)} plans: median error {100 * statistics.median(errors):.1f}%, "
           f"90th percentile {100 * errors[int(0.9 * (len(errors) - 1))]:.1f}%; tau of all "

@@ -76,9 +76,9 @@ OutputChoice take_output_choice(Args& args) {
                    .json = take_first(args, "benchmark_out_format", {"json", "console"}, true)};
   args.emplace_back("--benchmark_out=");
   std::error_code error;
-  if (const std::filesystem::path folder = out.file.parent_path();
-      !folder.empty() && !std::filesystem::is_directory(folder, error))
-    throw OutputError(fmt::format("--benchmark_out: {} is not a directory", folder.string()));
+  if (const std::filesystem::path directory = out.file.parent_path();
+      !directory.empty() && !std::filesystem::is_directory(directory, error))
+    throw OutputError(fmt::format("--benchmark_out: {} is not a directory", directory.string()));
   return out;
 }
 
@@ -194,11 +194,11 @@ class Outputs final : public benchmark::BenchmarkReporter {
   // Prints pending standard output. Returns true if both reporters continue.
   template <class F>
   bool to_both(const F& report) {
-    const bool goes_on = (!file_ || report(*file_)) && report(*display_);
-    if (wanted_.table) return goes_on;
+    const bool proceeds = (!file_ || report(*file_)) && report(*display_);
+    if (wanted_.table) return proceeds;
     print_(shown_.str());
     shown_.str("");
-    return goes_on;
+    return proceeds;
   }
 
   OutputChoice choice_;
@@ -222,9 +222,9 @@ std::regex to_regex(const std::string& filter) {
 
 }  // namespace
 
-double quantile(std::vector<double> values, double share) {
+double quantile(std::vector<double> values, double fraction) {
   std::ranges::sort(values);
-  const double at = share * static_cast<double>(values.size() - 1), below = std::floor(at);
+  const double at = fraction * static_cast<double>(values.size() - 1), below = std::floor(at);
   const auto i = static_cast<size_t>(below);
   return std::lerp(values[i], values[std::min(i + 1, values.size() - 1)], at - below);
 }
@@ -339,7 +339,7 @@ class OtherPrograms {
  public:
   // Average since the last call at least kWindow ago, because the system counts in units of 10 ms. `processes`: equally
   // busy processes of this program on this host.
-  std::optional<double> processors(int processes = 1) {
+  std::optional<double> busy_cores(int processes = 1) {
     const Usage now;
     if (now.at - last_.at >= kWindow) first_ = std::exchange(last_, now);
     const double wall = std::chrono::duration<double>(now.at - first_.at).count();
@@ -368,7 +368,7 @@ class OtherPrograms {
 void add_context() {
   OtherPrograms others;
   std::this_thread::sleep_for(others.kWindow);
-  if (const auto busy = others.processors())
+  if (const auto busy = others.busy_cores())
     benchmark::AddCustomContext("busy_processors", fmt::format("{:.2f}", *busy));
 #ifdef NDEBUG
   benchmark::AddCustomContext("tessera_build", "release");
@@ -389,7 +389,7 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
   for (const Row& row : rows) {
     const auto run = [=, run = row.run](benchmark::State& state) {
       run(state);
-      state.counters["other_processors"] = others->processors(processes).value_or(kNone);
+      state.counters["other_processors"] = others->busy_cores(processes).value_or(kNone);
     };
     auto* made = benchmark::RegisterBenchmark(row.name.c_str(), run)->UseManualTime()->Unit(row.unit);
     if (row.iterations > 0 && !seconds)
@@ -401,7 +401,7 @@ void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, 
 
 // Retains freed message buffers; otherwise a row's page faults depend on the preceding rows. 32 MiB is the maximum of
 // M_MMAP_THRESHOLD.
-void keep_memory() {
+void reuse_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
@@ -431,7 +431,7 @@ void run_rows(const Args& args, const Place& place, const Print& print) {
         "such as op/matmul/forward/fp32 or collective/all_reduce, and a number of ranks that divides the model",
         filter));
   if (place.processes() && place.job->rank() > 0) {
-    keep_memory();
+    reuse_freed_memory();
     for (Order next = broadcast_order(*place.job, kNoMore); next != kNoMore;
          next = broadcast_order(*place.job, kNoMore))
       by_ranks[static_cast<size_t>(next[0])].measure(*place.job, next[1]);
@@ -444,7 +444,7 @@ void run_rows(const Args& args, const Place& place, const Print& print) {
     for (const Row& row : rows) print(row.name + "\n");
     return dismiss();
   }
-  keep_memory();
+  reuse_freed_memory();
   add_context();
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);

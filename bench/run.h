@@ -27,7 +27,7 @@ struct Row {
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // Interpolates linearly; `values` must not be empty.
-double quantile(std::vector<double> values, double share);
+double quantile(std::vector<double> values, double fraction);
 // Adds the seconds of each round to the row's JSON as list `name`; `rounds` also yields `median` and `quartiles`. The
 // control measurements `reference_rounds` (one rank or the plain loop) and `machine_rounds` alternate with the rounds.
 void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std::string_view name = "rounds");

@@ -71,7 +71,7 @@ class TimedSteps {
   static constexpr int64_t kWarmUp = 2;
   // Collective; `world` and `trace` must outlive this object.
   TimedSteps(const TrainConfig& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
-    world.set_stall_timer(&held_up_);
+    world.set_stall_timer(&stall_timer_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
   ~TimedSteps() { world_.set_stall_timer(nullptr); }
@@ -80,8 +80,8 @@ class TimedSteps {
   double step() {
     world_.barrier();
     const int64_t sent_before = sent();
-    const double waited_before = held_up_.seconds(), own = measure_seconds([&] { trainer_->step(); });
-    const double waited = held_up_.seconds() - waited_before;
+    const double waited_before = stall_timer_.seconds(), own = measure_seconds([&] { trainer_->step(); });
+    const double waited = stall_timer_.seconds() - waited_before;
     const int64_t sent_now = sent() - sent_before;
     const double slowest = world_.max(own);
     if (++made_ <= kWarmUp) {
@@ -122,7 +122,7 @@ class TimedSteps {
 
   TrainConfig job_;
   Communicator& world_;
-  StallTimer held_up_;
+  StallTimer stall_timer_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<double> seconds_, machine_;
   int64_t made_ = 0, sent_ = 0;
@@ -308,7 +308,7 @@ std::vector<RankRow> strategy_rows(const Place& place) {
 namespace {
 
 constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: per micro-batch
-constexpr int64_t kNumbers = 6;                        // per action in the exchange between ranks
+constexpr int64_t kFields = 6;                         // per action in the exchange between ranks
 
 // Per rank: wall-clock intervals (host-wide clock), and CPU time of passes.
 struct Actions {
@@ -322,7 +322,7 @@ Actions make_actions(Communicator& world, const Trace& trace) {
     if (e.kind != TraceKind::action) continue;
     const Action a = Action::parse(e.what);
     own.insert(own.end(), {static_cast<double>(a.what), static_cast<double>(a.stage), static_cast<double>(a.microbatch),
-                           trace.origin() + e.begin, trace.origin() + e.end, e.processor});
+                           trace.origin() + e.begin, trace.origin() + e.end, e.cpu_s});
   }
   const auto width = static_cast<int64_t>(world.max(static_cast<double>(own.size())));
   own.resize(static_cast<size_t>(width), -1);  // padding
@@ -333,7 +333,7 @@ Actions make_actions(Communicator& world, const Trace& trace) {
   for (int rank = 0; rank < world.size(); ++rank) {
     std::vector<TimedAction>&happened = out.happened.emplace_back(), &lengths = out.lengths.emplace_back();
     const double* at = all.data<double>() + rank * width;
-    for (int64_t i = 0; i < width / kNumbers && at[0] >= 0; ++i, at += kNumbers) {
+    for (int64_t i = 0; i < width / kFields && at[0] >= 0; ++i, at += kFields) {
       const Action a{static_cast<PassKind>(at[0]), static_cast<int>(at[1]), static_cast<int>(at[2])};
       happened.push_back({a, at[3], at[4]});
       if (!a.is_message()) lengths.push_back({a, 0, at[5]});
@@ -347,8 +347,8 @@ using Figures = std::map<std::string, std::vector<double>>;
 
 void note(Figures& figures, const Schedule& schedule, const Actions& step, bool shared) {
   const Times times = simulate_times(schedule, shared ? step.lengths : step.happened);
-  figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_share());
-  if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_share());
+  figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_fraction());
+  if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_fraction());
   std::map<std::string, double> totals;  // sum over stages, per micro-batch
   for (const StageTimes& t : times.stages) {
     totals["forward_s"] += t.forward;
@@ -360,8 +360,8 @@ void note(Figures& figures, const Schedule& schedule, const Actions& step, bool 
 }
 
 Measured measure_schedule(const TrainConfig& job, Communicator& world, int64_t steps) {
-  const unsigned processors = std::thread::hardware_concurrency();
-  const bool shared = static_cast<unsigned>(world.size()) > processors;
+  const unsigned cores = std::thread::hardware_concurrency();
+  const bool shared = static_cast<unsigned>(world.size()) > cores;
   Trace trace(1);
   ReferenceSteps one = one_rank(job, world);
   TimedSteps timed(job, world, &trace);
@@ -375,12 +375,12 @@ Measured measure_schedule(const TrainConfig& job, Communicator& world, int64_t s
     if (i >= TimedSteps::kWarmUp) note(figures, timed.schedule(), step, shared);
   }
   Measured m = timed.result();
-  m.add("bubble_predicted", simulate(timed.schedule()).bubble_share());
+  m.add("bubble_predicted", simulate(timed.schedule()).bubble_fraction());
   m.add("bubble_formula", bubble_formula(timed.schedule()).value_or(kNone));
   for (const char* name : {"bubble_replayed", "bubble_measured", "forward_s", "backward_s", "input_s", "weight_s"})
     m.add(name, figures[name].empty() ? kNone : median(figures[name]));
   one.add_to(m);
-  if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} cores", world.size(), processors);
+  if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} cores", world.size(), cores);
   return m;
 }
 

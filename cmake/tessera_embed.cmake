@@ -11,14 +11,15 @@ function(tessera_embed target folder ending namespace header)
     string(APPEND entries "      {\"${name}\", R\"text(${text})text\"},\n")
   endforeach()
   get_filename_component(name ${folder} NAME)
-  set(source ${PROJECT_BINARY_DIR}/${target}_${name}.cpp)
+  string(REPLACE / _ source ${folder})
+  set(source ${PROJECT_BINARY_DIR}/embedded_${source}.cpp)
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.${ending}.
 #include \"${header}\"
 
 namespace ${namespace} {
 
-const std::vector<File>& ${name}_files() {
-  static const std::vector<File> files{
+const std::vector<EmbeddedFile>& ${name}_files() {
+  static const std::vector<EmbeddedFile> files{
 @entries@  };
   return files;
 }

@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-using Kind = Segment::Kind;
+using SegmentKind = Segment::Kind;
 
 // Places an input below its instruction.
 std::vector<Message> conversation(const Example& example) {
@@ -26,32 +26,34 @@ std::vector<Message> conversation(const Example& example) {
   return turns;
 }
 
-Segment make_segment(const Message& turn, Kind kind, std::string text) {
-  return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never, kind == Kind::text};
+Segment make_segment(const Message& turn, SegmentKind kind, std::string text) {
+  return {kind, std::move(text), turn.is_response(), turn.training == Message::Training::never,
+          kind == SegmentKind::text};
 }
 
 std::vector<Segment> chatml(const Example& example) {
   std::vector<Segment> out;
   for (const Message& turn : conversation(example))
-    out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
-                           {Kind::text, std::string(to_string(turn.role)) + "\n"},
-                           make_segment(turn, Kind::text, turn.text),
-                           make_segment(turn, Kind::marker, "<|im_end|>"),
-                           {Kind::text, "\n"}});
+    out.insert(out.end(), {{SegmentKind::marker, "<|im_start|>"},
+                           {SegmentKind::text, std::string(to_string(turn.role)) + "\n"},
+                           make_segment(turn, SegmentKind::text, turn.text),
+                           make_segment(turn, SegmentKind::marker, "<|im_end|>"),
+                           {SegmentKind::text, "\n"}});
   return out;
 }
 
 bool is_ascii_space(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 std::vector<Segment> llama3(const Example& example) {
-  std::vector<Segment> out{{Kind::marker, "<|begin_of_text|>"}};
+  std::vector<Segment> out{{SegmentKind::marker, "<|begin_of_text|>"}};
   for (const Message& turn : conversation(example))
-    out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
-                           {Kind::text, std::string(to_string(turn.role))},
-                           {Kind::marker, "<|end_header_id|>"},
-                           {Kind::text, "\n\n"},
-                           make_segment(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
-                           make_segment(turn, Kind::marker, "<|eot_id|>")});
+    out.insert(out.end(),
+               {{SegmentKind::marker, "<|start_header_id|>"},
+                {SegmentKind::text, std::string(to_string(turn.role))},
+                {SegmentKind::marker, "<|end_header_id|>"},
+                {SegmentKind::text, "\n\n"},
+                make_segment(turn, SegmentKind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                make_segment(turn, SegmentKind::marker, "<|eot_id|>")});
   return out;
 }
 
@@ -63,7 +65,7 @@ std::vector<Segment> alpaca(const Example& example) {
           input ? ", paired with an input that provides further context" : "")};
   std::vector<Segment> out;
   for (const Message& turn : example.turns) {
-    const Segment segment = make_segment(turn, Kind::text, turn.text);
+    const Segment segment = make_segment(turn, SegmentKind::text, turn.text);
     if (turn.role == Role::system) {
       before = segment;
     } else if (turn.role == Role::user) {
@@ -72,7 +74,7 @@ std::vector<Segment> alpaca(const Example& example) {
       if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
       out.push_back({.text = "\n\n### Response:\n"});
     } else {
-      out.insert(out.end(), {segment, make_segment(turn, Kind::end, "")});
+      out.insert(out.end(), {segment, make_segment(turn, SegmentKind::end, "")});
     }
   }
   return out;
@@ -80,8 +82,8 @@ std::vector<Segment> alpaca(const Example& example) {
 
 std::vector<Segment> plain(const Example& example) {
   std::vector<Segment> out;
-  for (const Message& turn : conversation(example)) out.push_back(make_segment(turn, Kind::text, turn.text));
-  out.push_back({Kind::end, "", true});
+  for (const Message& turn : conversation(example)) out.push_back(make_segment(turn, SegmentKind::text, turn.text));
+  out.push_back({SegmentKind::end, "", true});
   return out;
 }
 

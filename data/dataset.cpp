@@ -64,7 +64,7 @@ std::map<std::string, std::string> Dataset::checksums() const {
   std::string data, validation;
   for (const MixturePart& p : parts) {
     const auto sums = p.dataset->checksums();
-    data += fmt::format("{} of {},", p.share, sums.at("data"));
+    data += fmt::format("{} of {},", p.ratio, sums.at("data"));
     validation += sums.at("validation") + ",";
   }
   if (train.size() > 1)
@@ -107,12 +107,12 @@ int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const T
 
 double Dataset::bits_per_byte(double nats_per_token) const {
   if (!parts.empty()) {
-    double bytes = 0, shares = 0;
+    double bytes = 0, ratios = 0;
     for (const MixturePart& p : parts) {
-      bytes += static_cast<double>(p.share) / p.dataset->bits_per_byte(std::log(2.0));
-      shares += static_cast<double>(p.share);
+      bytes += static_cast<double>(p.ratio) / p.dataset->bits_per_byte(std::log(2.0));
+      ratios += static_cast<double>(p.ratio);
     }
-    return nats_per_token / std::log(2.0) * shares / bytes;
+    return nats_per_token / std::log(2.0) * ratios / bytes;
   }
   const int64_t tokens = val_examples ? val_examples->targets() : val.size();
   return nats_per_token / std::log(2.0) * static_cast<double>(tokens) / static_cast<double>(val_bytes);

@@ -29,10 +29,10 @@ DatasetDescription parse_description(std::string_view json, const std::string& w
 class ExampleRows;  // data/examples.h
 struct Dataset;
 
-// A component of a mixture, with `share` / (sum of shares) of the sequences.
+// A component of a mixture, with `ratio` / (sum of ratios) of the sequences.
 struct MixturePart {
   std::string name;
-  int64_t share = 1;
+  int64_t ratio = 1;
   std::shared_ptr<const Dataset> dataset;
 };
 

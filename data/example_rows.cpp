@@ -111,14 +111,6 @@ std::vector<int32_t> ExampleRows::prompt() const {
   return out;
 }
 
-std::vector<int32_t> ExampleRows::target_tokens() const {
-  std::vector<int32_t> out;
-  for (size_t e = 0; e + 1 < begins_.size(); ++e)
-    for (auto t = static_cast<size_t>(begins_[e]) + 1; t < static_cast<size_t>(begins_[e + 1]); ++t)
-      if (trained_[t] != 0) out.push_back(tokens_[t]);
-  return out;
-}
-
 uint64_t ExampleRows::checksum() const {
   return tessera::checksum_of_chunks([&](const ChunkFunction& add) {
     const auto all = [&](const auto& values) { add(std::as_bytes(std::span(values))); };

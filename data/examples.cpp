@@ -58,7 +58,7 @@ static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const
   text.read([&](std::string_view chunk) { encoder.add(chunk); });
   encoder.finish();
   if (const std::string note = special_note(encoder.special_names(), o.special); !note.empty()) notes.push_back(note);
-  if (!file) return TokenFile::of_tokens(tokens, tokenizer.vocab_size(), text.name);
+  if (!file) return TokenFile::from_tokens(tokens, tokenizer.vocab_size(), text.name);
   file->finish();
   return TokenFile::open(name());
 }
@@ -77,7 +77,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     out.notes.push_back(fmt::format("{}: evaluated on {}", spec, file));
     return out;
   }
-  if (is_folder(spec)) {
+  if (names_directory(spec)) {
     const Dataset dataset = Dataset::open(spec);
     if (dataset.tokenizer->identity() != tokenizer.identity())
       throw Error(fmt::format("{}: its tokenizer differs from the model's", spec));
@@ -423,15 +423,15 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
                      .read_tokens({what, own ? own->prompt(turns, what) : std::move(segments), own != nullptr})
                      .tokens;
   const size_t content_at = own ? last.text.find('x') : std::string::npos;
-  const std::string behind = last.text.substr(content_at == std::string::npos ? 0 : content_at + 1);
+  const std::string tail = last.text.substr(content_at == std::string::npos ? 0 : content_at + 1);
   std::optional<int32_t> end;
   if (last.kind == Segment::Kind::end) end = tokenizer.document_end();
-  for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
+  for (size_t at = 0; at < tail.size() && !end; ++at) end = tokenizer.special(tail.substr(at));
   if (end)
     out.ends.push_back(*end);
   else if (!own && last.kind == Segment::Kind::marker)
-    out.stops.push_back(behind);
-  else if (const std::string_view text = jinja::stripped(behind, true, true);
+    out.stops.push_back(tail);
+  else if (const std::string_view text = jinja::stripped(tail, true, true);
            own && content_at != std::string::npos && !text.empty())
     out.stops.emplace_back(text);
   return out;
@@ -457,7 +457,7 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   };
   const auto trained = [&](size_t count) {
     if (held_file) return count;
-    const double held = static_cast<double>(count) * o.held.share;
+    const double held = static_cast<double>(count) * o.held.fraction;
     return count - std::clamp<size_t>(static_cast<size_t>(held * (1 + 1e-12)), 1, count - 1);
   };
   require_enough(rendered.size());

@@ -45,7 +45,6 @@ class ExampleRows final : public Rows {
   int64_t bytes() const { return bytes_; }  // of the targets' text
   // The first example up to its first target.
   std::vector<int32_t> prompt() const;
-  std::vector<int32_t> target_tokens() const;
   uint64_t checksum() const;
 
  private:

@@ -309,7 +309,7 @@ ExampleFiles files_below(const fs::path& folder) {
 }  // namespace
 
 ExampleFiles example_files(const std::string& spec) {
-  if (is_folder(spec)) return is_there(fs::path(spec) / "dataset.json") ? ExampleFiles() : files_below(spec);
+  if (names_directory(spec)) return is_there(fs::path(spec) / "dataset.json") ? ExampleFiles() : files_below(spec);
   if (is_there(spec)) return holds_examples(spec) ? ExampleFiles{{spec}} : ExampleFiles();
   if (spec.find('=') != std::string::npos) return {};  // a mixture
   ExampleFiles out;

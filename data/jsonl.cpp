@@ -279,7 +279,7 @@ class RowReader {
       out_.turns.push_back(parse_message(list[i], fmt::format("{}: message {}", what_, i + 1), names_, out_,
                                          [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
   }
-  std::vector<int64_t> numbers(const char* key, size_t count) {
+  std::vector<int64_t> integers(const char* key, size_t count) {
     read_.insert(key);
     std::vector<int64_t> out;
     const Json& list = present(row_, key, what_);
@@ -293,11 +293,11 @@ class RowReader {
   }
 
   void tokens() {
-    const std::vector<int64_t> ids = numbers("input_ids", 0);
+    const std::vector<int64_t> ids = integers("input_ids", 0);
     if (ids.empty()) throw InputError(what_ + ": the key 'input_ids' is empty");
-    const std::vector<int64_t> labels = has("labels") ? numbers("labels", ids.size()) : ids;
+    const std::vector<int64_t> labels = has("labels") ? integers("labels", ids.size()) : ids;
     const std::vector<int64_t> mask =
-        has("attention_mask") ? numbers("attention_mask", ids.size()) : std::vector<int64_t>(ids.size(), 1);
+        has("attention_mask") ? integers("attention_mask", ids.size()) : std::vector<int64_t>(ids.size(), 1);
     const auto first = std::ranges::find_if(mask, [](int64_t m) { return m != 0; }),
                end = std::find(first, mask.end(), 0);
     if (first == mask.end() || std::any_of(end, mask.end(), [](int64_t m) { return m != 0; }))
@@ -361,7 +361,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
 // Renames keys of the row; returns the original keys found. A standard key without its alternative is removed.
-std::set<std::string> give_names(Json& row, const KeyNames& names) {
+std::set<std::string> name_calls(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();
   for (const auto& [ours, theirs] : names)
@@ -413,7 +413,7 @@ Example parse_example(std::string_view line, const std::string& what, const RowN
   Json row = parse_json(line, what, JsonFile::others);
   if (row.is_string()) row = {{"text", row}};
   if (!row.is_object()) throw InputError(what + ": expected an object or a string");
-  const std::set<std::string> found = give_names(row, names.keys);
+  const std::set<std::string> found = name_calls(row, names.keys);
   Example out = RowReader(row, line, names, what).read();
   out.mapped = found;
   return out;

@@ -296,9 +296,9 @@ Dataset opened(bool written, const fs::path& directory) {
 
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
-  const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))
-                           : held.share != HeldOut{}.share ? fmt::format("-{:g}", held.share)
-                                                           : "";
+  const std::string rest = !held.file.empty()                    ? fmt::format("-{:016x}", file_checksum(held.file))
+                           : held.fraction != HeldOut{}.fraction ? fmt::format("-{:g}", held.fraction)
+                                                                 : "";
   return fmt::format("{}{:016x}-{}{}", text.content, cuts, cache_name(choice), rest);
 }
 std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
@@ -372,13 +372,13 @@ Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const f
 
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, const HeldOut& held) {
   std::optional<Text> text = builtin_text(spec);
-  if (!text && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec))) held.refuse(spec);
+  if (!text && (names_shards(spec) || names_directory(spec) || is_llmc_file(spec))) held.refuse(spec);
   if (!held.file.empty() && holds_examples(held.file))
     throw Error(fmt::format("`val_data`: expected text, like `data` {}; {} contains examples", spec, held.file));
-  if (!text && choice.special && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec)))
+  if (!text && choice.special && (names_shards(spec) || names_directory(spec) || is_llmc_file(spec)))
     throw Error(fmt::format("`special`: expected text or examples, got tokens, {}", spec));
   if (!text && names_shards(spec)) return open_shards(spec, choice);
-  if (!text && is_folder(spec)) return open_fitting(spec, choice);
+  if (!text && names_directory(spec)) return open_fitting(spec, choice);
   if (!text && !is_there(spec))
     bad_input("`data` '{}': no such file or directory, and no built-in text (austen, tinyshakespeare)", spec);
   if (!text && is_llmc_file(spec)) {

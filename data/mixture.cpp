@@ -66,12 +66,12 @@ bool is_weights_file(const std::string& name) {
 
 constexpr int64_t kMillion = 1'000'000;
 
-int64_t total(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
+int64_t total(std::span<const int64_t> ratios) { return std::reduce(ratios.begin(), ratios.end(), int64_t{0}); }
 
-void divide_by_common(std::vector<int64_t>& shares) {
+void divide_by_common(std::vector<int64_t>& ratios) {
   int64_t common = 0;
-  for (const int64_t s : shares) common = std::gcd(common, s);
-  for (int64_t& s : shares) s /= common;
+  for (const int64_t s : ratios) common = std::gcd(common, s);
+  for (int64_t& s : ratios) s /= common;
 }
 
 }  // namespace
@@ -120,12 +120,12 @@ std::optional<std::vector<Weighted>> mixture_in(const std::string& data) {
 
 Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> datasets) {
   Dataset out;
-  std::vector<double> numbers;
+  std::vector<double> given;
   for (const Weighted& w : weights) {
-    numbers.push_back(w.weight);
+    given.push_back(w.weight);
     out.source += fmt::format("{}{}={:.6g}", out.source.empty() ? "" : ",", w.name, w.weight);
   }
-  const std::vector<int64_t> shares = integer_shares(numbers);
+  const std::vector<int64_t> ratios = integer_ratios(given);
   for (size_t k = 0; k < datasets.size(); ++k) {
     const auto d = std::make_shared<const Dataset>(std::move(datasets[k]));
     const std::string& name = weights[k].name;
@@ -142,57 +142,57 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
     out.train_bytes += d->train_bytes;
     out.val_bytes += d->val_bytes;
     for (const std::string& note : d->notes) out.notes.push_back(fmt::format("{}: {}", name, note));
-    out.parts.push_back({name, shares[k], d});
+    out.parts.push_back({name, ratios[k], d});
   }
   return out;
 }
 
-std::vector<int64_t> integer_shares(std::span<const double> weights) {
+std::vector<int64_t> integer_ratios(std::span<const double> weights) {
   constexpr double kLargest = 3e16;  // the sum of 256 such values fits in int64
-  std::vector<int64_t> shares;
+  std::vector<int64_t> ratios;
   for (const double scale : {1.0, 1.0 * kMillion}) {
-    shares.clear();
+    ratios.clear();
     for (const double w : weights) {
       const double scaled = w * scale;
       const bool is_integer = scaled < kLargest && std::abs(scaled - std::round(scaled)) <= 1e-9 * scaled;
-      shares.push_back(is_integer ? std::llround(scaled) : 0);
+      ratios.push_back(is_integer ? std::llround(scaled) : 0);
     }
-    if (std::ranges::find(shares, 0) != shares.end()) continue;
-    divide_by_common(shares);
-    if (total(shares) <= kMillion) return shares;
+    if (std::ranges::find(ratios, 0) != ratios.end()) continue;
+    divide_by_common(ratios);
+    if (total(ratios) <= kMillion) return ratios;
   }
   const double largest =
       *std::ranges::max_element(weights);  // a sum could overflow a double, so divide by the maximum first
   double sum = 0;
   for (const double w : weights) sum += w / largest;
-  shares.clear();
-  for (const double w : weights) shares.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
-  *std::ranges::max_element(shares) += kMillion - total(shares);  // the rounding remainder
-  divide_by_common(shares);
-  return shares;
+  ratios.clear();
+  for (const double w : weights) ratios.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
+  *std::ranges::max_element(ratios) += kMillion - total(ratios);  // the rounding remainder
+  divide_by_common(ratios);
+  return ratios;
 }
 
-MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shares)) {
-  const auto count = std::ssize(shares_);
-  if (count < 1 || std::cmp_greater(count, kMax) || *std::ranges::min_element(shares_) < 1 ||
-      *std::ranges::max_element(shares_) > kMillion || total(shares_) > kMillion)
+MixtureOrder::MixtureOrder(std::vector<int64_t> ratios) : ratios_(std::move(ratios)) {
+  const auto count = std::ssize(ratios_);
+  if (count < 1 || std::cmp_greater(count, kMax) || *std::ranges::min_element(ratios_) < 1 ||
+      *std::ranges::max_element(ratios_) > kMillion || total(ratios_) > kMillion)
     throw Error(fmt::format("[mixture] {} weights; expected 1 to {}, each at least 1, with a sum of at most {}", count,
                             kMax, kMillion));
-  const int64_t period = total(shares_), slack = std::max<int64_t>(2 * count - 2, 1);
-  std::vector<int64_t> taken(shares_.size());
+  const int64_t period = total(ratios_), slack = std::max<int64_t>(2 * count - 2, 1);
+  std::vector<int64_t> taken(ratios_.size());
   period_.reserve(static_cast<size_t>(period));
   for (int64_t n = 1; n <= period; ++n) {
     // Among the eligible datasets (behind by at least 1 / slack), choose the one with the earliest deadline.
     size_t best = 0;
-    int64_t best_deadline = 0, best_share = 0;
-    for (size_t k = 0; k < shares_.size(); ++k) {
-      const int64_t behind = shares_[k] * n - taken[k] * period;  // in units of 1 / period sequences
+    int64_t best_deadline = 0, best_ratio = 0;
+    for (size_t k = 0; k < ratios_.size(); ++k) {
+      const int64_t behind = ratios_[k] * n - taken[k] * period;  // in units of 1 / period sequences
       if (behind * slack < period) continue;
       const int64_t deadline = period * (slack - 1) - behind * slack;
-      if (best_share == 0 || deadline * best_share < best_deadline * shares_[k]) {
+      if (best_ratio == 0 || deadline * best_ratio < best_deadline * ratios_[k]) {
         best = k;
         best_deadline = deadline;
-        best_share = shares_[k];
+        best_ratio = ratios_[k];
       }
     }
     period_.push_back({static_cast<int32_t>(best), static_cast<int32_t>(taken[best]++)});
@@ -203,7 +203,7 @@ MixtureOrder::Place MixtureOrder::at(int64_t sequence) const {
   const auto period = std::ssize(period_);
   const Entry& e = period_[static_cast<size_t>(sequence % period)];
   const auto dataset = static_cast<size_t>(e.dataset);
-  return {dataset, sequence / period * shares_[dataset] + e.nth};
+  return {dataset, sequence / period * ratios_[dataset] + e.nth};
 }
 
 }  // namespace tessera

@@ -37,19 +37,19 @@ std::optional<std::vector<Weighted>> mixture_in(const std::string& data);
 Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> datasets);
 
 // The order of sequences is a pure function of the sequence number, so there is no state to store or communicate. The
-// first n sequences contain each dataset's share of n to within less than one sequence, for any n: the chairman
+// first n sequences contain each dataset's fraction of n to within less than one sequence, for any n: the chairman
 // assignment of Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the
-// period, the sum of the integer shares. For shares 3 and 1: a a b a, a a b a, ...
+// period, the sum of the integer ratios. For ratios 3 and 1: a a b a, a a b a, ...
 
 // Coprime integers in the ratio of the weights. The ratio is exact for weights with at most six decimal places whose
 // scaled sum is at most a million; otherwise each is rounded to millionths of the sum, at least one.
-std::vector<int64_t> integer_shares(std::span<const double> weights);
+std::vector<int64_t> integer_ratios(std::span<const double> weights);
 
 class MixtureOrder {
  public:
-  // At most 256 shares of at least 1, with a sum of at most 1,000,000; else throws Error (usage). Cost: sum times
-  // number of shares; 8 bytes per unit of the sum.
-  explicit MixtureOrder(std::vector<int64_t> shares);
+  // At most 256 ratios of at least 1, with a sum of at most 1,000,000; else throws Error (usage). Cost: sum times
+  // number of ratios; 8 bytes per unit of the sum.
+  explicit MixtureOrder(std::vector<int64_t> ratios);
 
   struct Place {
     size_t dataset;
@@ -58,7 +58,7 @@ class MixtureOrder {
   Place at(int64_t sequence) const;
 
  private:
-  std::vector<int64_t> shares_;
+  std::vector<int64_t> ratios_;
   struct Entry {
     int32_t dataset, nth;
   };

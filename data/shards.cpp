@@ -71,7 +71,7 @@ std::vector<fs::path> matching_files(const std::string& spec, std::string_view p
 
 bool names_shards(const std::string& spec) {
   if (is_pattern(spec)) return true;
-  return is_folder(spec) && !is_there(fs::path(spec) / "dataset.json") && !files_in(spec).empty();
+  return names_directory(spec) && !is_there(fs::path(spec) / "dataset.json") && !files_in(spec).empty();
 }
 
 ShardFiles find_shards(const std::string& spec) {

@@ -17,11 +17,12 @@ namespace tessera {
 
 int64_t HeldOut::of(int64_t n) const {
   constexpr double kRounding = 1e-12;
-  return std::min(std::llround(std::ceil(static_cast<double>(n) * share * (1 - kRounding))), static_cast<long long>(n));
+  return std::min(std::llround(std::ceil(static_cast<double>(n) * fraction * (1 - kRounding))),
+                  static_cast<long long>(n));
 }
 
 void HeldOut::refuse(const std::string& data) const {
-  if (!file.empty() || share != HeldOut{}.share)
+  if (!file.empty() || fraction != HeldOut{}.fraction)
     throw Error(fmt::format("`{}`: expected text or examples as `data`; {} has its own validation split",
                             file.empty() ? "val_share" : "val_data", data));
 }
@@ -46,7 +47,8 @@ void split_text(const Text& text, const HeldOut& held, const SplitChunk& f) {
   });
   if (train < 2 || at - train < 2)
     bad_input("data '{}': a text of {} bytes is too short; {}, held out for validation, needs at least 2 bytes",
-              text.name, at, held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
+              text.name, at,
+              held.fraction == HeldOut{}.fraction ? "its last tenth" : fmt::format("{:g} of it", held.fraction));
 }
 
 namespace {

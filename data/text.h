@@ -32,8 +32,8 @@ struct Text {
 };
 
 struct HeldOut {
-  double share = 0.1;
-  std::string file = {};  // replaces `share`
+  double fraction = 0.1;
+  std::string file = {};  // replaces `fraction`
 
   // Number held out of n bytes, documents or examples.
   int64_t of(int64_t n) const;

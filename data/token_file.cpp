@@ -74,9 +74,9 @@ void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t
   write_file(file, token_bytes(tokens, vocab));
 }
 
-TokenFile TokenFile::of_tokens(std::span<const int32_t> tokens, int64_t vocab, const std::string& what) {
+TokenFile TokenFile::from_tokens(std::span<const int32_t> tokens, int64_t vocab, const std::string& what) {
   const auto owned = std::make_shared<const std::string>(token_bytes(tokens, vocab));
-  TokenFile out = of_bytes(std::as_bytes(std::span(*owned)), what);
+  TokenFile out = from_bytes(std::as_bytes(std::span(*owned)), what);
   out.owned_ = owned;
   return out;
 }
@@ -135,10 +135,10 @@ TokenFile TokenFile::open(const std::filesystem::path& file) {
 TokenFile TokenFile::open_llmc(const std::filesystem::path& file, int64_t vocab) {
   return checked(file.string(), std::make_shared<OpenFile>(file), {}, vocab);
 }
-TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::string& what) {
+TokenFile TokenFile::from_bytes(std::span<const std::byte> bytes, const std::string& what) {
   return checked(what, nullptr, bytes);
 }
-TokenFile TokenFile::of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
+TokenFile TokenFile::from_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
   return checked(what, nullptr, bytes, vocab);
 }
 

@@ -23,10 +23,10 @@ class TokenFile {
   // Reads in place and validates as open() does, except the checksum, which llm.c's format lacks.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
   // The bytes must outlive the result.
-  static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
-  static TokenFile of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
+  static TokenFile from_bytes(std::span<const std::byte> bytes, const std::string& what);
+  static TokenFile from_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
   // Copies the tokens.
-  static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
+  static TokenFile from_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes atomically. Throws OutputError; Error for a token outside [0, vocab_size).
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
 

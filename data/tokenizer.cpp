@@ -65,7 +65,7 @@ constexpr int64_t kMinCount = 16;
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
 
 std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
-  if (!is_folder(name))
+  if (!names_directory(name))
     throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's directory", name));
   return Tokenizer::open_folder(name);
 }
@@ -125,7 +125,7 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
     });
     f(waiting);
   };
-  if (characters) return std::make_unique<CharTokenizer>(CharTokenizer::of_chunks(learn, what));
+  if (characters) return std::make_unique<CharTokenizer>(CharTokenizer::from_chunks(learn, what));
   WordCounts counts;
   learn([&](std::string_view chunk) { counts.add(chunk); });
   if (counts.forgotten() > 0 && choice.note)
@@ -216,15 +216,15 @@ TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each
   if (!add_ends) return;
   const std::vector<int32_t> ends = tokenizer.encode_with("", {.add_ends = true});
   const std::span<const int32_t> before = tokenizer.beginning();
-  behind_.assign(ends.begin() + std::ssize(before), ends.end());
+  after_.assign(ends.begin() + std::ssize(before), ends.end());
   each_(before);
 }
 
 bool TextEncoder::may_cut(std::string_view left, std::string_view right) const {
   const EncodeOptions inside{.special_in_text = special_, .begins = false, .first = false};
   std::vector<int32_t> separate = tokenizer_.encode_with(left, inside);
-  const std::vector<int32_t> behind = tokenizer_.encode_with(right, inside);
-  separate.insert(separate.end(), behind.begin(), behind.end());
+  const std::vector<int32_t> after = tokenizer_.encode_with(right, inside);
+  separate.insert(separate.end(), after.begin(), after.end());
   return separate == tokenizer_.encode_with({left.data(), left.size() + right.size()}, inside);
 }
 
@@ -245,7 +245,7 @@ void TextEncoder::add(std::string_view text) {
 
 void TextEncoder::finish() {
   encode(waiting_);
-  each_(behind_);
+  each_(after_);
 }
 
 std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const TokenizerChoice& choice) {

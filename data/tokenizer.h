@@ -132,7 +132,7 @@ class TextEncoder {
   size_t chunk_;
   bool special_;
   std::map<std::string, int64_t> names_ = {};
-  std::vector<int32_t> behind_ = {};
+  std::vector<int32_t> after_ = {};
   int64_t done_ = 0;  // bytes
   std::string waiting_ = {};
 };

@@ -26,7 +26,7 @@ class Network : public Module {
 
 // Samples of a step's batch (N, 3): a point in the plane, and its height, which the network learns. A sample
 // depends only on its index and the step, so it is the same on every rank.
-Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
+Tensor make_batch(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
   const Philox random = Philox::named(1, "points");
   std::vector<float> samples;
   for (int64_t i = slice.first; i < slice.first + slice.count; ++i) {
@@ -52,7 +52,7 @@ double train(Communicator& world, int64_t parts, const StrategyOptions& options)
     DataStep step(*strategy);
     total = 0;
     for (int64_t part = 0; part < parts; ++part) {
-      const Tensor samples = draw(i, strategy->batches().computes(kBatch, parts, part), arena);
+      const Tensor samples = make_batch(i, strategy->batches().computes(kBatch, parts, part), arena);
       const Var output = network(Var(samples.narrow(1, 0, 2)));
       const Var part_loss = loss(output, Var(samples.narrow(1, 2, 1)));
       step.backward(part_loss);

@@ -38,8 +38,8 @@ Var glu(const Var& a, const Var& b) {
         db[i] = T(dy[i] * x[i] * s * (1 - s));
       }
     });
-    grads.give(0, to_a);
-    grads.give(1, to_b);
+    grads.set(0, to_a);
+    grads.set(1, to_b);
   });
 }
 

@@ -34,11 +34,11 @@ struct Choice {
 Times simulate_times(const Schedule& s, const Choice& c) {
   Times times{.stages = {}, .message = c.message};
   for (int stage = 0; stage < s.stages; ++stage) {
-    const double share = 1.0 / s.chunks() + (stage + 1 == s.stages ? c.head : 0);
-    times.stages.push_back({.forward = c.forward * share,
-                            .backward = (c.input + c.weight) * share,
-                            .input = c.input * share,
-                            .weight = c.weight * share});
+    const double fraction = 1.0 / s.chunks() + (stage + 1 == s.stages ? c.head : 0);
+    times.stages.push_back({.forward = c.forward * fraction,
+                            .backward = (c.input + c.weight) * fraction,
+                            .input = c.input * fraction,
+                            .weight = c.weight * fraction});
   }
   return times;
 }
@@ -72,9 +72,10 @@ void print_heading(const Choice& c) {
 
 void print_row(const Schedule& s, const Choice& c) {
   const Simulation sim = simulate(s, simulate_times(s, c));
-  const int most = *std::max_element(sim.in_flight.begin(), sim.in_flight.end());
-  fmt::print("  {:<12} {:>8.4g} {:>7.1f}% {:>8.4g} {:>10.4g} {:>10}\n", s.name, sim.makespan, 100 * sim.bubble_share(),
-             longest_span(sim), static_cast<double>(most) / s.chunks(), 2 * s.microbatches * s.wire_boundaries());
+  const int max_in_flight = *std::max_element(sim.in_flight.begin(), sim.in_flight.end());
+  fmt::print("  {:<12} {:>8.4g} {:>7.1f}% {:>8.4g} {:>10.4g} {:>10}\n", s.name, sim.makespan,
+             100 * sim.bubble_fraction(), longest_span(sim), static_cast<double>(max_in_flight) / s.chunks(),
+             2 * s.microbatches * s.wire_boundaries());
 }
 
 void print_all(const Choice& c) {

@@ -20,16 +20,16 @@ using namespace tessera;
 namespace fs = std::filesystem;
 
 // 1. The configuration: model, optimization, plan, data and files. Nothing else affects the run.
-TrainConfig make_config(const fs::path& folder, const Plan& plan) {
+TrainConfig make_config(const fs::path& directory, const Plan& plan) {
   TrainConfig config{
       .model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 64, .context = 64, .tied = false},
       .optim = {.lr = 3e-3, .warmup = 10, .steps = 60, .batch = 8, .seed = 1},
       .plan = plan,
-      .data = {.source = "tinyshakespeare", .held = {.share = 0.01}, .tokenizer = "char"},
-      .run = {.out = folder.string(), .save_every = 5, .eval_every = 20}};
+      .data = {.source = "tinyshakespeare", .held = {.fraction = 0.01}, .tokenizer = "char"},
+      .run = {.out = directory.string(), .save_every = 5, .eval_every = 20}};
   config.plan.threads_per_rank = 1;  // more threads may change the summation order
   // A run directory is locked by its writer and never overwritten: an existing run must be continued explicitly.
-  config.run.resume = fs::exists(folder / "config.toml");
+  config.run.resume = fs::exists(directory / "config.toml");
   check(config);  // throws with the field and its nearest valid value, before anything is allocated
   return config;
 }
@@ -61,19 +61,19 @@ class Observer final : public RunObserver {
 };
 
 // 3. The run. Returns the last validation loss.
-double train(const fs::path& folder, const Plan& plan, int64_t last = std::numeric_limits<int64_t>::max()) {
-  const TrainConfig config = make_config(folder, plan);
+double train(const fs::path& directory, const Plan& plan, int64_t last = std::numeric_limits<int64_t>::max()) {
+  const TrainConfig config = make_config(directory, plan);
   // The text is tokenized once and cached. Any rank can load any sequence, so the data order does not depend on the
   // layout.
   const Dataset data = dataset_for(config.data.source, {.name = *config.data.tokenizer}, config.data.held);
   const Sequences sequences =
       make_sequences(data, config.model.context, config.optim.batch, static_cast<uint64_t>(config.optim.seed));
-  const RunDirectory directory(config.run);  // config.toml, metrics.jsonl, TensorBoard events, checkpoints/
+  const RunDirectory run_directory(config.run);  // config.toml, metrics.jsonl, TensorBoard events, checkpoints/
   double loss = 0;
   launch(launch_options(config.plan), [&](Communicator& world) {  // runs on every rank, here a thread
     Observer observer(last);
     // Builds this rank's shard of the model, and reads it from the newest checkpoint, whatever its layout.
-    Run run({.config = config, .directory = directory, .sequences = sequences, .dataset = &data}, world, &observer);
+    Run run({.config = config, .directory = run_directory, .sequences = sequences, .dataset = &data}, world, &observer);
     // Per step: forward and backward by the pipeline's schedule, reduction of gradients, clipping, update; validations
     // and checkpoints when they are due. Checkpoints are written in the background, by all ranks into shared files.
     const RunResult result = run.train();
@@ -87,11 +87,11 @@ double train(const fs::path& folder, const Plan& plan, int64_t last = std::numer
 }
 
 // 4. The same run twice: uninterrupted; and stopped after 23 steps, then resumed under another layout.
-bool demonstrate(const fs::path& folder) {
+bool demonstrate(const fs::path& directory) {
   const Plan ddp{.dp = 2}, pipeline{.pp = 2, .microbatches = 2};
-  const double undisturbed = train(folder / "undisturbed", ddp);
-  train(folder / "resumed", ddp, 23);
-  const double resumed = train(folder / "resumed", pipeline);
+  const double undisturbed = train(directory / "undisturbed", ddp);
+  train(directory / "resumed", ddp, 23);
+  const double resumed = train(directory / "resumed", pipeline);
   std::printf("%s\n", undisturbed == resumed ? "the same loss, to the last bit" : "DIFFERENT");
   return undisturbed == resumed;
 }
@@ -104,9 +104,9 @@ int main(int argc, char** argv) {
       train(argv[1], plan_from_json(argv[2]));
       return 0;
     }
-    const fs::path folder = fs::temp_directory_path() / ("train_gpt-" + std::to_string(::getpid()));
-    const bool same = demonstrate(folder);
-    fs::remove_all(folder);
+    const fs::path directory = fs::temp_directory_path() / ("train_gpt-" + std::to_string(::getpid()));
+    const bool same = demonstrate(directory);
+    fs::remove_all(directory);
     return same ? 0 : 1;
   } catch (const Error& e) {  // names the field, the expected and the actual value
     std::fprintf(stderr, "train_gpt: %s\n", e.what());

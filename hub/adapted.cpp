@@ -299,7 +299,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
           base.layers, name));
 
   // Tensors stored in full. Tied tensors share changes that are not specific to one module.
-  const bool shares = base.tied && (c.keeps_tied || (!is_saved(table_module) && !is_saved(head_module)));
+  const bool shares = base.tied && (c.preserves_tie || (!is_saved(table_module) && !is_saved(head_module)));
   for (const auto& [name, place] : places) {
     const std::string module = name.substr(0, name.rfind('.'));
     const bool is_shared = shares && (name == table || name == head);
@@ -334,13 +334,13 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
           bad_input("{}: trainable_token_indices: expected tokens below {}, got {}", what, place.slice->rows, token);
       if (base.tied && name == table) changes[head].rows = change.rows, changes[head].tokens = change.tokens;
     }
-  if (base.tied && c.keeps_tied && changes.contains(table)) changes[head] = changes[table];
+  if (base.tied && c.preserves_tie && changes.contains(table)) changes[head] = changes[table];
   // PEFT also stores the wrapper's copies of saved embeddings, and the embedding's matrices again for a tied head.
   for (const std::string& module : {table_module, head_module})
     for (const char* const copy : {".original_module.weight", ".modules_to_save.weight"})
       if (is_saved(table_module) || is_saved(head_module)) find(module + copy);
   for (const char* const matrix : {".lora_A.weight", ".lora_B.weight"})
-    if (base.tied && c.keeps_tied && changes[table].embeds) find(head_module + matrix);
+    if (base.tied && c.preserves_tie && changes[table].embeds) find(head_module + matrix);
   for (const auto& [name, found] : tensors_)
     if (!taken.contains(found))
       bad_input("{}: the model has no tensor '{}'; expected those of {} parameters", file_->what(), found->name,
@@ -387,8 +387,8 @@ FullTensors merged(const ModelConfig& config, FullTensors source) {
     if (found == adapted.end()) return source(name, dtype, shape);
     const auto floats = [&source](Linear& matrix) {
       const Parameter& p = matrix.parameter(matrix.weight);
-      std::vector<float> out(static_cast<size_t>(p.whole.numel()));
-      source(p.name, DType::float32, p.whole)(0, std::as_writable_bytes(std::span(out)));
+      std::vector<float> out(static_cast<size_t>(p.full_shape.numel()));
+      source(p.name, DType::float32, p.full_shape)(0, std::as_writable_bytes(std::span(out)));
       return out;
     };
     std::vector<LowRank> added;

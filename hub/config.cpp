@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "base/bad_input.h"
+#include "base/error.h"
 #include "base/json.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
@@ -102,26 +102,23 @@ struct HubType {
 
 Key restricted(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
-// Names of activations in files, the written one of each first.
-struct ActivationName {
-  std::string_view name;
+// Names of an activation in files; the first one is written.
+struct ActivationNames {
   Activation kind;
+  std::vector<std::string_view> names;
 };
-constexpr ActivationName kActivations[] = {{"gelu_new", Activation::gelu},
-                                           {"gelu_pytorch_tanh", Activation::gelu},
-                                           {"gelu_fast", Activation::gelu},
-                                           {"gelu_accurate", Activation::gelu},
-                                           {"gelu_python_tanh", Activation::gelu},
-                                           {"gelu", Activation::gelu_erf},
-                                           {"gelu_python", Activation::gelu_erf},
-                                           {"silu", Activation::silu},
-                                           {"swish", Activation::silu}};
+const std::vector<ActivationNames>& activations() {
+  static const std::vector<ActivationNames> all{
+      {Activation::gelu, {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"}},
+      {Activation::gelu_erf, {"gelu", "gelu_python"}},
+      {Activation::silu, {"silu", "swish"}}};
+  return all;
+}
 
-// The names of these kinds.
 std::vector<Json> activation_names(std::initializer_list<Activation> kinds) {
   std::vector<Json> out;
-  for (const auto& [name, kind] : kActivations)
-    if (std::ranges::find(kinds, kind) != kinds.end()) out.emplace_back(name);
+  for (const auto& [kind, names] : activations())
+    if (std::ranges::count(kinds, kind) > 0) out.insert(out.end(), names.begin(), names.end());
   return out;
 }
 
@@ -244,9 +241,9 @@ void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
 void read(HubKeys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
 void read(HubKeys& keys, const Key& key, ModelConfig&, bool& to) { to = keys.flag(key.name, to); }
 void read(HubKeys& keys, const Key& key, ModelConfig&, Activation& to) {
-  const std::string name = keys.text(key.name, "");  // checked afterwards
-  const auto found = std::ranges::find(kActivations, name, &ActivationName::name);
-  if (found != std::end(kActivations)) to = found->kind;
+  const std::string found = keys.text(key.name, "");  // checked afterwards
+  for (const auto& [kind, names] : activations())
+    if (std::ranges::count(names, found) > 0) to = kind;
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
@@ -358,8 +355,11 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   HubKeys keys(text, what);
   const Json* const found = keys.find("model_type");
   const auto type = std::ranges::find_if(types(), [&](const HubType& t) { return found && *found == t.name; });
-  if (type == types().end())
-    keys.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe", found ? *found : Json());
+  if (type == types().end()) {
+    std::vector<std::string_view> names;
+    for (const HubType& t : types()) names.push_back(t.name);
+    keys.refuse("model_type", alternatives(names), found ? *found : Json());
+  }
   ModelConfig c = type->base, base = c;
   c.window = 0;
   const bool rotary = find_row(c.family).rotary;
@@ -420,7 +420,7 @@ std::string missing_type(const ModelConfig& c) {
 Json read_value(int64_t value) { return value; }
 Json read_value(double value) { return value; }
 Json read_value(bool value) { return value; }
-Json read_value(Activation value) { return std::ranges::find(kActivations, value, &ActivationName::kind)->name; }
+Json read_value(Activation value) { return activation_names({value}).at(0); }
 Json read_value(RouterSoftmax value) { return value == RouterSoftmax::chosen; }
 
 nlohmann::ordered_json rope_object(const RotaryOptions& r) {
@@ -501,21 +501,21 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
     for (const Parameter* p : model->layer(i).parameters()) layers[p] = {i, model->layer(i).full_name()};
   std::vector<HubTensor> out;
   for (const Parameter* p : model->parameters()) {
-    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->whole, .slices = {}});
+    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->full_shape, .slices = {}});
     const auto inside = layers.find(p);
     if (inside == layers.end()) {
       const auto names = std::ranges::find(family.outside, p->name, &TensorNames::ours);
-      tensor.slices.push_back({std::string(names->theirs.at(0)), p->whole[0]});
+      tensor.slices.push_back({std::string(names->theirs.at(0)), p->full_shape[0]});
       continue;
     }
     const auto& [layer, above] = inside->second;
     const size_t begin = above.size() + 1, kind = p->name.rfind('.');
     const std::vector<std::string> names = layer_tensor_names(p->name.substr(begin, kind - begin), config);
-    const std::vector<int64_t> rows = fused_rows(config, names.size(), p->whole[0]);
+    const std::vector<int64_t> rows = fused_rows(config, names.size(), p->full_shape[0]);
     for (size_t i = 0; i < names.size(); ++i)
       tensor.slices.push_back(
           {fmt::format("{}.{}.{}{}", family.layers, layer, names[i], p->name.substr(kind)), rows[i]});
-    tensor.transposed = family.transposed && p->whole.ndim() == 2;
+    tensor.transposed = family.transposed && p->full_shape.ndim() == 2;
   }
   return out;
 }

@@ -149,10 +149,10 @@ std::string foreign_in(const fs::path& path) {
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
     names.push_back(it->path().filename());
   std::ranges::sort(names);
-  for (const auto& [ends, kind, way] : kinds)
+  for (const auto& [ends, kind, reason] : kinds)
     for (const fs::path& name : names)
       if (std::ranges::any_of(ends, [&](std::string_view end) { return name.string().ends_with(end); }))
-        return fmt::format("; {} is {}, which is not supported: {}", one_line(name.string()), kind, way);
+        return fmt::format("; {} is {}, which is not supported: {}", one_line(name.string()), kind, reason);
   return "";
 }
 

@@ -50,7 +50,7 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
   dtype_ = version == 5 ? DType::bfloat16 : DType::float32;
   std::map<std::string, Shape> shapes;
   for (const std::unique_ptr<LanguageModel> model = make_model(config_); const Parameter* p : model->parameters())
-    shapes[p->name] = p->whole;
+    shapes[p->name] = p->full_shape;
   auto at = static_cast<int64_t>(sizeof(header));
   const auto add = [&](const std::string& name, int64_t more = 0) {
     const Shape& shape = shapes.at(name);

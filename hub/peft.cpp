@@ -133,7 +133,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
     *into = found->get<std::map<std::string, double>>();
   }
   out.magnitudes = keys.flag("use_dora", false), out.adds_bias = keys.flag("lora_bias", false);
-  out.biases = keys.text("bias", "none") != "none", out.keeps_tied = keys.flag("ensure_weight_tying", false);
+  out.biases = keys.text("bias", "none") != "none", out.preserves_tie = keys.flag("ensure_weight_tying", false);
   const PeftNames saved = names_in(keys, what, "modules_to_save");
   if (!saved.regex.empty() || saved.all_linear)
     keys.refuse("modules_to_save", "a list of modules", *keys.find("modules_to_save"));
@@ -197,7 +197,7 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
     const std::string layer = "base_model.model." + hub_layer(config, attached.layer, attached.target);
     for (const auto& [matrix, name] : {std::pair{&attached.adapter->a, "lora_A"}, {&attached.adapter->b, "lora_B"}}) {
       const Parameter& p = matrix->parameter(matrix->weight);
-      out.push_back({p.name, p.whole, fmt::format("{}.{}.weight", layer, name)});
+      out.push_back({p.name, p.full_shape, fmt::format("{}.{}.weight", layer, name)});
     }
   }
   return out;

@@ -39,7 +39,7 @@ struct PeftConfig {
   std::map<std::string, std::vector<int64_t>> tokens;  // trained rows by module; "": the embedding
   bool magnitudes = false, adds_bias = false;          // DoRA; B has a bias
   bool biases = false;                                 // the base's biases were trained
-  bool keeps_tied = false;                             // a tied head uses the trained embedding
+  bool preserves_tie = false;                          // a tied head uses the trained embedding
 };
 // Keys that change the computation are read, or rejected by name if their values request unsupported features, such as
 // initializations that modify the base's weights. `what` names the file; `notes` receives a line about unused keys.

@@ -38,11 +38,12 @@ struct Compilation {
 
 // The directory with compile commands and libraries: build/release of build/release/bin/tessera, or the directory
 // installed by a package (cmake/package_contents.cmake).
-fs::path build_folder() {
+fs::path build_directory() {
   std::error_code none;
   const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
-  for (const fs::path& folder : {prefix, prefix / "lib" / "tessera" / "lab"})
-    if (fs::exists(folder / "compile_commands.json", none) && fs::exists(folder / "lab_link.txt", none)) return folder;
+  for (const fs::path& candidate : {prefix, prefix / "lib" / "tessera" / "lab"})
+    if (fs::exists(candidate / "compile_commands.json", none) && fs::exists(candidate / "lab_link.txt", none))
+      return candidate;
   throw Error(
       fmt::format("lab: exercises require the build files, which are missing in {}; use ./tessera in a clone of the "
                   "repository, or a program installed by a Tessera package",
@@ -59,7 +60,7 @@ Args split_command(const std::string& command) {
 }
 
 Compilation compile_command(const Exercise& e) {
-  const fs::path list = build_folder() / "compile_commands.json";
+  const fs::path list = build_directory() / "compile_commands.json";
   const auto commands = nlohmann::json::parse(read_file(list), nullptr, false);
   const std::string end = "/" + std::string(e.file);
   for (const auto& entry : commands) {
@@ -100,8 +101,8 @@ Args link_with(const fs::path& build, const Exercise& e, const fs::path& object,
   Args out;
   std::istringstream lines(read_file(build / "lab_link.txt"));
   for (std::string word; std::getline(lines, word);) {
-    constexpr std::string_view folder = "@FOLDER@";  // in a package
-    if (const size_t at = word.find(folder); at != word.npos) word.replace(at, folder.size(), build.string());
+    constexpr std::string_view placeholder = "@FOLDER@";  // in a package
+    if (const size_t at = word.find(placeholder); at != word.npos) word.replace(at, placeholder.size(), build.string());
     out.push_back(word == product ? library.string() : word);
   }
   const auto output = std::ranges::find(out, "-o");
@@ -161,7 +162,7 @@ void check_readable(const fs::path& source) {
 }
 
 // Detects calls of functions that implement the exercise.
-std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
+std::optional<Failure> call_with_file(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)
     if (called.find(fmt::format(" tessera::{}(", name)) != std::string::npos)
@@ -206,33 +207,33 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
 }  // namespace
 
 void give_out(const Exercise& e, const fs::path& given) {
-  const fs::path folder = fs::absolute(given).lexically_normal();
+  const fs::path directory = fs::absolute(given).lexically_normal();
   const Compilation product = compile_command(e);
   std::error_code none;
-  if (fs::exists(folder, none) && !(fs::is_directory(folder, none) && fs::is_empty(folder, none)))
-    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", folder.string()));
-  const fs::path source = folder / product.source.filename();
+  if (fs::exists(directory, none) && !(fs::is_directory(directory, none) && fs::is_empty(directory, none)))
+    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", directory.string()));
+  const fs::path source = directory / product.source.filename();
   const std::string from = product.source.string(), file = blanked_file(read_file(from), e);
   nlohmann::ordered_json commands = nlohmann::ordered_json::array();
   commands.push_back({{"directory", product.directory.string()},
                       {"file", source.string()},
-                      {"arguments", learners(product, source, folder / "build" / "learner.o")}});
-  make_directories(folder.parent_path());
-  const TemporaryDirectory created(folder);
+                      {"arguments", learners(product, source, directory / "build" / "learner.o")}});
+  make_directories(directory.parent_path());
+  const TemporaryDirectory created(directory);
   write_file(created.path() / "compile_commands.json", commands.dump(1) + "\n");
   write_file(created.path() / "README.md", e.page);
   write_file(created.path() / source.filename(), file);
   const fs::path header = fs::path(from).replace_extension(".h");
   if (e.page.find(header.filename().string()) != std::string::npos)
     fs::copy_file(header, created.path() / header.filename());
-  fs::rename(created.path(), folder, none);  // replaces an empty directory
-  if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
+  fs::rename(created.path(), directory, none);  // replaces an empty directory
+  if (none) throw OutputError(fmt::format("{}: {}", directory.string(), none.message()));
 }
 
 Verdict check(const Exercise& e, const fs::path& given, int seconds) {
-  const fs::path folder = fs::absolute(given).lexically_normal(), build = build_folder();
+  const fs::path directory = fs::absolute(given).lexically_normal(), build = build_directory();
   const Compilation product = compile_command(e);
-  const fs::path source = folder / product.source.filename(), made = folder / "build";
+  const fs::path source = directory / product.source.filename(), made = directory / "build";
   std::error_code none;
   if (!is_there(source))
     throw InputError(
@@ -245,7 +246,7 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
                  library = made / "library.a";
   for (const fs::path& path : {object, fs::path(files_read(object)), program, output, library}) fs::remove(path, none);
   if (auto verdict = failed(e, "compiler", learners(product, source, object), product.directory)) return *verdict;
-  if (const auto wrong = call_of_the_whole(e, product, object)) return refused(e, *wrong);
+  if (const auto wrong = call_with_file(e, product, object)) return refused(e, *wrong);
   const auto verdict_of_link = failed(e, "linker", link_with(build, e, object, library, program), build);
   fs::remove(library, none);
   if (verdict_of_link) return *verdict_of_link;
@@ -262,15 +263,15 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   return verdict;
 }
 
-std::map<std::string, std::vector<Submission>> handed_in(const fs::path& folder) {
-  if (!is_folder(folder))
-    throw InputError(folder.string() + " is not a directory; expected one with a subdirectory per learner");
+std::map<std::string, std::vector<Submission>> handed_in(const fs::path& directory) {
+  if (!names_directory(directory))
+    throw InputError(directory.string() + " is not a directory; expected one with a subdirectory per learner");
   std::map<std::string, std::vector<Submission>> out;
   std::error_code none;
-  for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, none), end; at != end;
-       at.increment(none)) {
+  for (fs::recursive_directory_iterator at(directory, fs::directory_options::skip_permission_denied, none), end;
+       at != end; at.increment(none)) {
     if (at.depth() == 2) at.disable_recursion_pending();
-    const std::string learner = one_line(at->path().lexically_relative(folder).begin()->string());
+    const std::string learner = one_line(at->path().lexically_relative(directory).begin()->string());
     if (at->is_directory(none)) out[learner];
     for (const Exercise& e : exercises())
       if (at.depth() > 0 && at->path().filename() == fs::path(e.file).filename())
@@ -279,7 +280,7 @@ std::map<std::string, std::vector<Submission>> handed_in(const fs::path& folder)
       if (const Puzzle* const p = puzzle_in(at->path().parent_path()))
         out[learner].push_back({nullptr, p, at->path().parent_path()});
   }
-  for (auto& [learner, all] : out) std::ranges::sort(all, {}, &Submission::folder);
+  for (auto& [learner, all] : out) std::ranges::sort(all, {}, &Submission::directory);
   return out;
 }
 

@@ -13,13 +13,13 @@ namespace tessera::lab {
 
 // Writes the blanked file, the headers named by its page, README.md and compile_commands.json (for editors) to a new or
 // empty directory. Throws Error (usage) for a non-empty directory or a missing build, and OutputError.
-void give_out(const Exercise& exercise, const std::filesystem::path& folder);
+void give_out(const Exercise& exercise, const std::filesystem::path& directory);
 
 constexpr int kGradingSeconds = 30;  // limit of a learner's program; graders take less than 1 s
 
-// Compiles the learner's file, links it into `folder`/build/tessera in place of the original and grades that program
+// Compiles the learner's file, links it into `directory`/build/tessera in place of the original and grades that program
 // (takes seconds). Throws InputError for a missing file, Error (usage) without a build directory or compiler.
-Verdict check(const Exercise& exercise, const std::filesystem::path& folder, int seconds = kGradingSeconds);
+Verdict check(const Exercise& exercise, const std::filesystem::path& directory, int seconds = kGradingSeconds);
 
 // Grades a program linked by check() in a sandboxed process (lab/learner.cpp); its output is written to `output`, at
 // most 1 MiB. Throws Error if the process cannot be started or sandboxed.
@@ -32,10 +32,10 @@ void answer(const Exercise& exercise);
 struct Submission {
   const Exercise* exercise = nullptr;
   const Puzzle* puzzle = nullptr;
-  std::filesystem::path folder;
+  std::filesystem::path directory;
 };
-// By learner (subdirectory of `folder`). Throws InputError if the directory does not exist.
-std::map<std::string, std::vector<Submission>> handed_in(const std::filesystem::path& folder);
+// By learner (subdirectory of `directory`). Throws InputError if the directory does not exist.
+std::map<std::string, std::vector<Submission>> handed_in(const std::filesystem::path& directory);
 
 // Byte range [begin, end).
 struct Part {

@@ -85,7 +85,7 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
                    const std::vector<Guess>& guesses, int ranks, double tolerance) {
   if (found.size() != expected.size())
     throw Failure{"values", fmt::format("{}: {} values; expected {}", where, found.size(), expected.size()),
-                  found.empty() ? "no values: for a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
+                  found.empty() ? "no values: for a gradient, g.set(0, tensor) is missing in the backward pass" : ""};
   const double limit = tolerance * largest(expected);
   const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= limit); };
   size_t first = found.size(), count = 0;
@@ -128,10 +128,10 @@ int64_t sent(const Communicator& world) {
   return all;
 }
 
-std::vector<double> numbers(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
+std::vector<double> to_doubles(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
 
 std::vector<double> gradient_values(const Var& x) {
-  return x.grad().defined() ? numbers(x.grad()) : std::vector<double>();
+  return x.grad().defined() ? to_doubles(x.grad()) : std::vector<double>();
 }
 
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {

@@ -46,7 +46,7 @@ auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct)
 // Bytes sent by all operations.
 int64_t sent(const Communicator& world);
 
-std::vector<double> numbers(const Tensor& t);
+std::vector<double> to_doubles(const Tensor& t);
 // Empty without a gradient.
 std::vector<double> gradient_values(const Var& x);
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b);

@@ -27,6 +27,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/embedded_file.h"
 #include "base/error.h"
 
 namespace tessera::lab {
@@ -58,25 +59,37 @@ struct Bound {
 
 class Grading;
 
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& pages_files();
-// "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
-std::string_view page_title(std::string_view page);
+const std::vector<EmbeddedFile>& pages_files();
 
-struct Exercise {
+// What exercises and puzzles have in common.
+struct Assignment {
   std::string_view name;
-  std::string_view file;  // relative to the repository root
-  std::vector<Blank> blanks;
+  std::string_view file;  // of an exercise, relative to the repository root; of a puzzle, in the learner's directory
   std::vector<Bound> bounds;
+  const char* kind = "exercise";
+  int number = 0;              // index in its list, from 1
+  std::string_view page = {};  // lab/pages/NAME.md
+
+  // "1", or "p1" for a puzzle.
+  std::string label() const { return (kind[0] == 'p' ? "p" : "") + std::to_string(number); }
+  // "An all-reduce around a ring" for "# 2. An all-reduce around a ring".
+  std::string_view title() const;
+};
+// Sets the numbers and pages of a list.
+template <class T>
+std::vector<T> numbered(std::vector<T> all, const std::vector<EmbeddedFile>& pages) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].number = static_cast<int>(i) + 1;
+    all[i].page = std::ranges::find(pages, all[i].name, &EmbeddedFile::name)->text;
+  }
+  return all;
+}
+
+struct Exercise : Assignment {
+  std::vector<Blank> blanks;
   // Throws Failure, or records it in the grading.
   PassedChecks (*grade)(Grading& grading) = nullptr;
   std::vector<std::string_view> without = {};  // forbidden Tessera functions with the same effect
-  int number = 0;                              // index in the list, from 1
-  std::string_view page = {};                  // lab/pages/NAME.md
-
-  std::string_view title() const { return page_title(page); }
 };
 
 const std::vector<Exercise>& exercises();
@@ -177,7 +190,7 @@ struct Verdict {
   bool solved = false;
   std::string text;                     // several lines
   Failure wrong = {};                   // if not solved
-  size_t kept = 0;                      // number of leading checks that passed
+  size_t passed = 0;                    // number of leading checks that passed
   std::vector<std::string> notes = {};  // for the lecturer, without effect on the result
   Scores score = {};                    // if solved
   std::optional<uint64_t> seed = {};    // of a puzzle
@@ -187,13 +200,11 @@ Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
 // Grades this program's code.
 Verdict grade(const Exercise& exercise);
 // 0 if the failure is not in the list.
-size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
-Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
-int points(const std::vector<Bound>& bounds, size_t kept);
+size_t passed_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
+Verdict refused(const Exercise& exercise, const Failure& wrong, size_t passed = 0);
+int points(const std::vector<Bound>& bounds, size_t passed);
 // One line of JSON, with the learner if not empty.
-std::string json(const Exercise& exercise, const Verdict& verdict, const std::string& learner = "");
-std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& bounds,
-                 const Verdict& verdict, const std::string& learner);
+std::string json(const Assignment& assignment, const Verdict& verdict, const std::string& learner = "");
 
 PassedChecks grade_messages(Grading& grading);
 PassedChecks grade_ring(Grading& grading);

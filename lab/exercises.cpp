@@ -16,81 +16,60 @@
 namespace tessera::lab {
 
 namespace {
-std::vector<Exercise> numbered(std::vector<Exercise> all) {
-  for (size_t i = 0; i < all.size(); ++i) {
-    all[i].number = static_cast<int>(i) + 1;
-    all[i].page = std::ranges::find(pages_files(), all[i].name, &File::name)->text;
-  }
-  return all;
-}
-
 // Forbidden calls: one schedule can be derived from another.
 const std::vector<std::string_view> kSchedules{
     "naive",  "gpipe", "one_f_one_b",   "interleaved",       "zb_h1", "zb_h2", "zb_v",
     "v_half", "v_min", "make_schedule", "schedule_from_file"};
 }  // namespace
 
-std::string_view page_title(std::string_view page) {
+std::string_view Assignment::title() const {
   const size_t begin = page.find(". ") + 2;
   return page.substr(begin, page.find('\n') - begin);
 }
 
 const std::vector<Exercise>& exercises() {
-  static const std::vector<Exercise> all = numbered({
-      {"messages",
-       "parallel/comm/algorithms.cpp",
-       {{"void send_pieces("}, {"void sum_received("}, {"void share_piece("}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_messages},
-      {"ring",
-       "parallel/comm/ring.cpp",
-       {{"void reduce_scatter("}, {"void all_gather("}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_ring},
-      {"ddp",
-       "parallel/ddp.cpp",
-       {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::reduce_gradients("}},
-       {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}},
-       grade_ddp},
-      {"zero",
-       "parallel/zero.cpp",
-       {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::gather_parameters("}},
-       {{"values", 3}, {"bytes", 2}, {"memory", 1}},
-       grade_zero},
-      {"f-and-g", "parallel/placement.cpp", {{"Var redistribute(Var"}}, {{"values", 4}, {"bytes", 2}}, grade_f_and_g},
-      {"vocabulary",
-       "parallel/vocab_parallel.cpp",
-       {{"Loss vocab_parallel_cross_entropy(", "const VocabShard"}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_vocabulary},
-      {"1f1b",
-       "parallel/pipeline/one_f_one_b.cpp",
-       {{"Schedule one_f_one_b(", "for (int r"}},
-       {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
-       grade_1f1b,
-       kSchedules},
-      {"zb-h1",
-       "parallel/pipeline/zero_bubble.cpp",
-       {{"void add_rank(", "ahead = "}},
-       {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
-       grade_zb_h1,
-       kSchedules},
-      {"ring-attention",
-       "parallel/ring_attention.cpp",
-       {{"AttentionResult forward(", "for (int hop"}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_ring_attention},
-      {"clipping",
-       "parallel/gradient_norm.cpp",
-       {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
-       {{"values", 6}},
-       grade_clipping},
-      {"experts",
-       "parallel/experts/expert_parallel.cpp",
-       {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_experts},
-  });
+  static const std::vector<Exercise> all = numbered<Exercise>(
+      {
+          {{"messages", "parallel/comm/algorithms.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"void send_chunks("}, {"void sum_received("}, {"void share_chunk("}},
+           grade_messages},
+          {{"ring", "parallel/comm/ring.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"void reduce_scatter("}, {"void all_gather("}},
+           grade_ring},
+          {{"ddp", "parallel/ddp.cpp", {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}}},
+           {{"void Ddp::cut_buckets("},
+            {"void Ddp::arrived("},
+            {"void Ddp::send_ready("},
+            {"void Ddp::reduce_gradients("}},
+           grade_ddp},
+          {{"zero", "parallel/zero.cpp", {{"values", 3}, {"bytes", 2}, {"memory", 1}}},
+           {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::gather_parameters("}},
+           grade_zero},
+          {{"f-and-g", "parallel/placement.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"Var redistribute(Var"}},
+           grade_f_and_g},
+          {{"vocabulary", "parallel/vocab_parallel.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"Loss vocab_parallel_cross_entropy(", "const VocabShard"}},
+           grade_vocabulary},
+          {{"1f1b", "parallel/pipeline/one_f_one_b.cpp", {{"schedule", 2}, {"memory", 2}, {"bubble", 2}}},
+           {{"Schedule one_f_one_b(", "for (int r"}},
+           grade_1f1b,
+           kSchedules},
+          {{"zb-h1", "parallel/pipeline/zero_bubble.cpp", {{"schedule", 2}, {"memory", 2}, {"bubble", 2}}},
+           {{"void add_rank(", "ahead = "}},
+           grade_zb_h1,
+           kSchedules},
+          {{"ring-attention", "parallel/ring_attention.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"AttentionResult forward(", "for (int hop"}},
+           grade_ring_attention},
+          {{"clipping", "parallel/gradient_norm.cpp", {{"values", 6}}},
+           {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
+           grade_clipping},
+          {{"experts", "parallel/experts/expert_parallel.cpp", {{"values", 4}, {"bytes", 2}}},
+           {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
+           grade_experts},
+      },
+      pages_files());
   return all;
 }
 
@@ -159,48 +138,44 @@ Failure explained(const std::string& what, const char* otherwise) {
 
 void Grading::tell(const Failure& wrong) {
   wrong_.push_back(wrong);
-  if (kept_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
+  if (passed_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
 }
 
-Verdict refused(const Exercise& e, const Failure& wrong, size_t kept) {
+Verdict refused(const Exercise& e, const Failure& wrong, size_t passed) {
   std::string out = head(e, "not yet");
   out += fmt::format("  failed {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
-  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, kept};
+  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, passed};
 }
 
-size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong) {
-  const auto broke = std::ranges::find(bounds, wrong.bound, &Bound::name);
-  return broke == bounds.end() ? 0 : static_cast<size_t>(broke - bounds.begin());
+size_t passed_bounds(const std::vector<Bound>& bounds, const Failure& wrong) {
+  const auto failed_bound = std::ranges::find(bounds, wrong.bound, &Bound::name);
+  return failed_bound == bounds.end() ? 0 : static_cast<size_t>(failed_bound - bounds.begin());
 }
 
-int points(const std::vector<Bound>& bounds, size_t kept) {
+int points(const std::vector<Bound>& bounds, size_t passed) {
   int all = 0;
-  for (size_t i = 0; i < kept; ++i) all += bounds[i].points;
+  for (size_t i = 0; i < passed; ++i) all += bounds[i].points;
   return all;
 }
 
-std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& all, const Verdict& v,
-                 const std::string& learner) {
+std::string json(const Assignment& a, const Verdict& v, const std::string& learner) {
   using Json = nlohmann::ordered_json;
+  const std::vector<Bound>& all = a.bounds;
   Json out = Json::object(), bounds = Json::array();
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool kept = i < v.kept;
+    const bool passed = i < v.passed;
     bounds.push_back(
-        {{"bound", all[i].name}, {"solved", kept}, {"points", kept ? all[i].points : 0}, {"of", all[i].points}});
+        {{"bound", all[i].name}, {"solved", passed}, {"points", passed ? all[i].points : 0}, {"of", all[i].points}});
   }
   if (!learner.empty()) out["learner"] = learner;
-  out.update({{kind, name}, {"number", number}, {"solved", v.solved}, {"points", points(all, v.kept)}});
+  out.update({{a.kind, a.name}, {"number", a.number}, {"solved", v.solved}, {"points", points(all, v.passed)}});
   out.update({{"of", points(all, all.size())}, {"bounds", bounds}});
   if (v.seed) out["seed"] = *v.seed;
   if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
   for (const auto& [what, value] : v.score) out["score"][what] = value;
   if (!v.notes.empty()) out["notes"] = v.notes;
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string json(const Exercise& e, const Verdict& v, const std::string& learner) {
-  return json("exercise", e.name, e.number, e.bounds, v, learner);
 }
 
 Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
@@ -216,9 +191,9 @@ Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
   } catch (const std::exception& error) {
     return refused(e, explained(error.what(), "error"));
   }
-  size_t kept = e.bounds.size();
-  for (const Failure& wrong : grading.wrong()) kept = std::min(kept, kept_bounds(e.bounds, wrong));
-  return kept == e.bounds.size() ? Verdict{true, out, {}, kept} : refused(e, grading.wrong().front(), kept);
+  size_t passed = e.bounds.size();
+  for (const Failure& wrong : grading.wrong()) passed = std::min(passed, passed_bounds(e.bounds, wrong));
+  return passed == e.bounds.size() ? Verdict{true, out, {}, passed} : refused(e, grading.wrong().front(), passed);
 }
 
 Verdict grade(const Exercise& e) {

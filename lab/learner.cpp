@@ -80,13 +80,13 @@ constexpr int kDisks[] = {SYS_unlinkat,  SYS_renameat,          SYS_renameat2, S
 constexpr int kSystem[] = {SYS_socket,      SYS_connect, SYS_io_uring_setup, SYS_shmget,
                            SYS_userfaultfd, SYS_keyctl,  SYS_unshare,        SYS_bpf};
 #ifdef __x86_64__
-constexpr uint32_t kProcessor = AUDIT_ARCH_X86_64;
+constexpr uint32_t kArchitecture = AUDIT_ARCH_X86_64;
 constexpr uint64_t kAddresses = uint64_t{1} << 46;  // size of the address space
 // Only on x86-64.
 constexpr int kOld[] = {SYS_fork,  SYS_vfork, SYS_unlink, SYS_rmdir, SYS_rename, SYS_link,   SYS_symlink, SYS_creat,
                         SYS_mkdir, SYS_mknod, SYS_chmod,  SYS_chown, SYS_lchown, SYS_utimes, SYS_utime};
 #else
-constexpr uint32_t kProcessor = AUDIT_ARCH_AARCH64;
+constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 constexpr uint64_t kAddresses = uint64_t{1} << 38;
 constexpr std::array<int, 0> kOld{};
 #endif
@@ -113,7 +113,7 @@ std::vector<sock_filter> confining_filter() {
     add(BPF_RET | BPF_K, result);
   };
   load(offsetof(seccomp_data, arch));
-  add(BPF_JMP | BPF_K | BPF_JEQ, kProcessor, 1, 0);
+  add(BPF_JMP | BPF_K | BPF_JEQ, kArchitecture, 1, 0);
   add(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
   load(offsetof(seccomp_data, nr));
   add(BPF_JMP | BPF_K | BPF_JGE, 0x40000000, 0, 1);  // the x32 system call table

@@ -10,7 +10,7 @@ namespace tessera::lab {
 
 Settings PlannedLayout::settings() {
   Settings s = field_descriptors(all);
-  s.add(recompute_layers, {"recompute_layers", {}, {0, 1e5}});
+  s.add({"recompute_layers", &recompute_layers, {}, Field{.range = {0, 1e5}}});
   return s;
 }
 
@@ -32,8 +32,8 @@ Ends predict_ends(const PlanTask& t, const planner::Layout& l) {
 
 planner::Prediction blend(const PlanTask& t, const Ends& ends, int64_t layers) {
   planner::Prediction out = ends.all;
-  const double share = static_cast<double>(layers) / static_cast<double>(t.with.model.layers);
-  const auto set = [share](double& x, double none) { x = none + share * (x - none); };
+  const double fraction = static_cast<double>(layers) / static_cast<double>(t.with.model.layers);
+  const auto set = [fraction](double& x, double none) { x = none + fraction * (x - none); };
   const double tokens = out.tokens_per_s * out.step_s;
   set(out.step_s, ends.none.step_s), set(out.bubble, ends.none.bubble);
   out.tokens_per_s = tokens / out.step_s;

@@ -33,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Placeholder line of a page for the problem instance.
-constexpr std::string_view kNumbers = "(`tessera lab start` inserts your problem instance here.)\n";
+constexpr std::string_view kInstancePlaceholder = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {
   std::string_view pattern, cause;
@@ -85,7 +85,7 @@ std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
 // In percent, for a step of `makespan` units.
 double measured_bubble(const ScheduleTask& t, double makespan) {
   const Simulation known = simulate(t.known, t.times);
-  return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
+  return 100 * (1 - (1 - known.bubble_fraction()) * known.makespan / makespan);
 }
 
 ScheduleTask make_task(const SchedulePuzzle& p, uint64_t seed) { return make_task(p.family, seed); }
@@ -94,20 +94,20 @@ Task make_learner_task(const SchedulePuzzle& p, const ScheduleTask& t) {
   std::vector<double> forward;
   for (const StageTimes& stage : t.times.stages) forward.push_back(stage.forward);
   Task out;
-  out.numbers = fmt::format("- {} ranks, {} micro-batches, {} on each rank\n", p.family.ranks, t.known.microbatches,
-                            p.family.chunks == 1 ? "one stage" : "two stages");
-  out.numbers += t.is_given ? "- F takes 1 unit and B 2\n"
-                            : fmt::format(
-                                  "- F takes {} units on stage 0, 1 and so on; B takes twice as long{}\n- a message "
-                                  "from rank to rank takes {}\n",
-                                  fmt::join(forward, ", "), p.family.splits ? ", I and W each as long as F" : "",
-                                  t.times.message == 0 ? "no time" : "1 unit");
+  out.instance = fmt::format("- {} ranks, {} micro-batches, {} on each rank\n", p.family.ranks, t.known.microbatches,
+                             p.family.chunks == 1 ? "one stage" : "two stages");
+  out.instance += t.is_given ? "- F takes 1 unit and B 2\n"
+                             : fmt::format(
+                                   "- F takes {} units on stage 0, 1 and so on; B takes twice as long{}\n- a message "
+                                   "from rank to rank takes {}\n",
+                                   fmt::join(forward, ", "), p.family.splits ? ", I and W each as long as F" : "",
+                                   t.times.message == 0 ? "no time" : "1 unit");
   if (!t.is_given)
-    out.numbers += fmt::format("- stages 0, 1 and so on are on ranks {}\n", fmt::join(t.known.rank_of_stage, ", "));
+    out.instance += fmt::format("- stages 0, 1 and so on are on ranks {}\n", fmt::join(t.known.rank_of_stage, ", "));
   if (p.family.in_flight > 0)
-    out.numbers += fmt::format("- in flight on rank 0, 1 and so on: at most {} F\n", fmt::join(t.in_flight, ", "));
-  out.numbers += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
-                             measured_bubble(t, t.makespan));
+    out.instance += fmt::format("- in flight on rank 0, 1 and so on: at most {} F\n", fmt::join(t.in_flight, ", "));
+  out.instance += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
+                              measured_bubble(t, t.makespan));
   out.solution = to_text(t.known);
   if (t.is_given) out.begun = split(out.solution, '\n')[1] + "\n";  // after a comment line
   return out;
@@ -140,7 +140,7 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
     expect(peaks[r] <= t.in_flight[r], "in flight",
            fmt::format("rank {} has {} F in flight; expected at most {}", r, peaks[r], t.in_flight[r]),
            cause_in_flight(s, s.actions[r]), picture);
-  const double bubble = 100 * sim.bubble_share();
+  const double bubble = 100 * sim.bubble_fraction();
   expect(sim.makespan <= t.makespan, "bubble",
          fmt::format("a step takes {} units with a bubble of {:.1f}%; expected at most {} units, {:.1f}%", sim.makespan,
                      bubble, t.makespan, measured_bubble(t, t.makespan)),
@@ -263,7 +263,7 @@ Task make_learner_task(const PlanPuzzle& p, const PlanTask& t) {
                   t.batch, t.with.model.context, static_cast<int>(p.family.zero), p.family.pp,
                   t.with.hardware.usable_bytes() / 1e9, t.activations, t.tokens_per_s)};
   PlannedLayout l = t.known;
-  for (const Setting& field : l.settings()) out.solution += fmt::format("{} = {}\n", field.field.name, field.written());
+  for (const Setting& field : l.settings()) out.solution += fmt::format("{} = {}\n", field.name, field.written());
   return out;
 }
 
@@ -323,7 +323,7 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
 }
 
 // Three runs with one injected fault each, out of `names`.
-struct DefectPuzzle {
+struct FaultPuzzle {
   static constexpr const char* file = "answers.txt";
   static std::vector<Bound> bounds() { return {{"name", 6}}; }
   Plan plan;
@@ -333,7 +333,7 @@ struct DefectPuzzle {
 constexpr size_t kRuns = 3;
 
 // Samples without replacement.
-const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t run) {
+const std::string& fault_of_run(const FaultPuzzle& p, uint64_t seed, uint64_t run) {
   const Philox random = Philox::named(seed, "puzzle");
   std::vector<size_t> left(p.names.size());
   std::iota(left.begin(), left.end(), size_t{0});
@@ -343,37 +343,36 @@ const std::string& fault_of_run(const DefectPuzzle& p, uint64_t seed, uint64_t r
 }
 
 // Weights and data depend on the seed, so equal lines of two learners do not imply equal faults.
-VerifyResult run_puzzle(const DefectPuzzle& p, uint64_t seed, const std::string& name) {
+VerifyResult run_puzzle(const FaultPuzzle& p, uint64_t seed, const std::string& name) {
   TrainConfig job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
   job.optim.batch = 8, job.optim.steps = 2, job.optim.warmup = 1;
   job.optim.seed = static_cast<int64_t>(seed);
   job.plan = p.plan, job.plan.threads_per_rank = 1, job.plan.timeout = 30, job.plan.deterministic = true;
-  return verify(job, planted(defect(name), job));
+  return verify(job, with_fault(find_fault(name), job));
 }
 
-std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
+std::string puzzle_runs(const FaultPuzzle& p, uint64_t seed) {
   std::string out;
   for (size_t run = 0; run < kRuns; ++run) {
     const VerifyResult r = run_puzzle(p, seed + run, fault_of_run(p, seed, run));
     out += fmt::format("run {}\n", run + 1);
     for (const SentBytes& s : r.sent)
-      for (const SentBytes& e : r.expected_sent)
-        if (e.axis == s.axis && e.operation == s.operation)
-          out += fmt::format("  {:<6} {:<15} {:>9} bytes sent; expected {}\n", e.axis, e.operation, s.bytes, e.bytes);
+      if (const SentBytes* const e = find_sent(r.expected_sent, s))
+        out += fmt::format("  {:<6} {:<15} {:>9} bytes sent; expected {}\n", s.axis, s.operation, s.bytes, e->bytes);
     for (size_t i = 0; i < r.failures.size(); ++i)
       if (i < 8 || !r.failures[i].starts_with("step")) out += "  " + r.failures[i] + "\n";
   }
   return out;
 }
 
-uint64_t make_task(const DefectPuzzle&, uint64_t seed) { return seed; }
+uint64_t make_task(const FaultPuzzle&, uint64_t seed) { return seed; }
 
-Task make_learner_task(const DefectPuzzle& p, uint64_t seed) {
+Task make_learner_task(const FaultPuzzle& p, uint64_t seed) {
   return {"- three runs, in `runs.txt`\n", "", "", [=] { return puzzle_runs(p, seed); }};
 }
 
-Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, const std::string& name) {
+Right graded(const FaultPuzzle& p, uint64_t seed, const std::string& text, const std::string& name) {
   std::vector<std::string> lines = split(text, '\n');
   std::erase_if(lines, [](const std::string& line) { return line.empty() || line.starts_with('#'); });
   lines.resize(kRuns);
@@ -398,7 +397,7 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
     for (const std::string& line : would.failures)
       if (std::ranges::count(was.failures, line) == 0) other = line;
     wrong = {"name", fmt::format("run {} is not {}", run + 1, answer),
-             fmt::format("{}. With this fault the run would report: {}", defect(answer).what, other)};
+             fmt::format("{}. With this fault the run would report: {}", find_fault(answer).what, other)};
   }
   wrong.found += fmt::format("; score {} of {}", right, kRuns);
   expect(right == kRuns, "name", wrong.found, wrong.cause, picture);
@@ -407,7 +406,7 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
 
 template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
-  return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
+  return {{name, Family::file, Family::bounds(), "puzzle"}, [f](uint64_t seed) {
             const auto numbers = make_task(f, seed);
             Task out = make_learner_task(f, numbers);
             out.grade = [=](const auto& text, const auto& path) { return graded(f, numbers, text, path); };
@@ -429,8 +428,8 @@ std::optional<Noted> noted_in(const std::string& text) {
   if (!std::regex_search(text, found, line, std::regex_constants::match_continuous)) return {};
   return Noted{find_puzzle(found.str(1)), std::stoull(found[2])};
 }
-std::optional<Noted> read_note(const fs::path& folder) {
-  const fs::path file = folder / kTaskFile;
+std::optional<Noted> read_note(const fs::path& directory) {
+  const fs::path file = directory / kTaskFile;
   return is_plain_file(file) ? noted_in(read_full(file, 1 << 20)) : std::nullopt;
 }
 
@@ -454,9 +453,9 @@ const std::vector<Puzzle>& puzzles() {
         puzzle("column-row", PlacementPuzzle{"mlp", false, any, 1, 2112, {"down.bias"}}),
         puzzle("heads", PlacementPuzzle{"attention", false, any, 1, 1072, {"proj.bias"}}),
         puzzle("data-and-tensor", PlacementPuzzle{"mlp", true, {"I", "S(1)", "S(2)"}, 1, 2112, {"down.bias"}}),
-        puzzle("traces", DefectPuzzle{{.dp = 2, .microbatches = 2},
-                                      {"missing-gradient-sum", "gradients-summed-twice", "gradients-divided-twice",
-                                       "skipped-microbatch", "skipped-update"}}),
+        puzzle("traces", FaultPuzzle{{.dp = 2, .microbatches = 2},
+                                     {"missing-gradient-sum", "gradients-summed-twice", "gradients-divided-twice",
+                                      "skipped-microbatch", "skipped-update"}}),
         scheduled({"stages", 2, 2, 5, 10}),
         scheduled({"two-halves", 3, 1, 5, 8, true, 4}),
         puzzle("sequence",
@@ -468,59 +467,55 @@ const std::vector<Puzzle>& puzzles() {
                                {"norm1.weight", "norm1.bias", "proj.bias", "norm2.weight", "norm2.bias", "down.bias"}}),
         puzzle("card", PlanPuzzle{{three, 1, {layout(4, 2, 1, 4, three), layout(4, 2, 1, 4, two)}}}),
         scheduled({"tight", 4, 2, 8, 9, true, 3}),
-        puzzle("crossing", DefectPuzzle{{.pp = 2, .tp = 2, .microbatches = 2},
-                                        {"missing-input-gradient-sum", "missing-output-sum", "untied-copies",
-                                         "other-targets", "early-receive", "gpipe-for-1f1b"}}),
+        puzzle("crossing", FaultPuzzle{{.pp = 2, .tp = 2, .microbatches = 2},
+                                       {"missing-input-gradient-sum", "missing-output-sum", "untied-copies",
+                                        "other-targets", "early-receive", "gpipe-for-1f1b"}}),
         puzzle("pipeline", PlanPuzzle{{one, 8, {layout(1, 1, 8, 1, ZeroStage::none, ScheduleKind::v_min)}}}),
         scheduled({"leaderboard", 4, 2, 8, 9, true, 2.5}),
     };
-    for (Puzzle& p : list) {
-      p.number = static_cast<int>(&p - list.data()) + 1;
-      p.page = std::ranges::find(puzzles_files(), p.name, &File::name)->text;
-    }
-    return list;
+    return numbered(std::move(list), puzzles_files());
   }();
   return all;
 }
 
 const Puzzle* find_puzzle(std::string_view name) {
   for (const Puzzle& p : puzzles())
-    if (name == p.name || name == fmt::format("p{}", p.number)) return &p;
+    if (name == p.name || name == p.label()) return &p;
   return nullptr;
 }
 
-const Puzzle* puzzle_in(const fs::path& folder) {
-  const auto noted = read_note(folder);
+const Puzzle* puzzle_in(const fs::path& directory) {
+  const auto noted = read_note(directory);
   return noted ? noted->puzzle : nullptr;
 }
 
-void start(const Puzzle& p, const fs::path& folder) { start(p, folder, std::random_device()() % 1'000'000'000); }
+void start(const Puzzle& p, const fs::path& directory) { start(p, directory, std::random_device()() % 1'000'000'000); }
 
-void start(const Puzzle& p, const fs::path& folder, uint64_t seed) {
+void start(const Puzzle& p, const fs::path& directory, uint64_t seed) {
   std::error_code none;
-  if (fs::exists(folder, none) && !fs::is_empty(folder, none))
-    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", folder.string()));
-  make_directories(folder);
+  if (fs::exists(directory, none) && !fs::is_empty(directory, none))
+    throw Error(fmt::format("lab start: {} is not empty; expected a new or empty directory", directory.string()));
+  make_directories(directory);
   const Task task = p.task(seed);
   const size_t end = p.page.rfind("```"), begin = p.page.rfind("```\n", end - 1) + 4;
   std::string page(p.page);
-  page.replace(page.find(kNumbers), kNumbers.size(), task.numbers);
-  write_file(folder / p.file, note(p, seed) + task.begun + std::string(p.page.substr(begin, end - begin)));
-  if (task.runs) write_file(folder / "runs.txt", task.runs());
-  write_file(folder / "README.md", page);
-  write_file(folder / kTaskFile, note(p, seed));
+  page.replace(page.find(kInstancePlaceholder), kInstancePlaceholder.size(), task.instance);
+  write_file(directory / p.file, note(p, seed) + task.begun + std::string(p.page.substr(begin, end - begin)));
+  if (task.runs) write_file(directory / "runs.txt", task.runs());
+  write_file(directory / "README.md", page);
+  write_file(directory / kTaskFile, note(p, seed));
 }
 
 Verdict grade(const Puzzle& p, const fs::path& given) {
-  const bool in_folder = is_folder(given);
-  const fs::path folder = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
-  const std::optional<Noted> given_out = read_note(folder);
+  const bool in_folder = names_directory(given);
+  const fs::path directory = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
+  const std::optional<Noted> given_out = read_note(directory);
   if (!given_out && in_folder)
     throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` creates it",
-                                 (folder / kTaskFile).string(), p.number, given.string()));
+                                 (directory / kTaskFile).string(), p.number, given.string()));
   if (given_out && given_out->puzzle != &p)
     throw InputError(
-        fmt::format("{} belongs to a different puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
+        fmt::format("{} belongs to a different puzzle; expected p{}", (directory / kTaskFile).string(), p.number));
   const std::string text = read_full(file, 1 << 20);
   const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;
@@ -533,10 +528,10 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
                                 split(note(p, *out.seed), '\n')[0]),
                     "the file belongs to a different task: each `lab start` creates a new one"};
     const Right right = p.task(*out.seed).grade(text, file.string());
-    picture = right.picture, out.score = right.score, out.solved = true, out.kept = p.bounds.size();
+    picture = right.picture, out.score = right.score, out.solved = true, out.passed = p.bounds.size();
     for (const std::string& line : right.held) lines += fmt::format("  passed {}\n", line);
   } catch (const Failure& w) {
-    out.wrong = w, out.kept = kept_bounds(p.bounds, w);
+    out.wrong = w, out.passed = passed_bounds(p.bounds, w);
   } catch (const Error& e) {
     out.wrong = {"file", e.what(), ""};
   }
@@ -549,10 +544,6 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   for (const std::string& line : split(picture, '\n')) lines += line.empty() ? "" : "  " + one_line(line) + "\n";
   out.text = fmt::format("puzzle p{}, {}: {}\n{}", p.number, p.name, out.solved ? "solved" : "not yet", lines);
   return out;
-}
-
-std::string json(const Puzzle& p, const Verdict& v, const std::string& learner) {
-  return json("puzzle", p.name, p.number, p.bounds, v, learner);
 }
 
 }  // namespace tessera::lab

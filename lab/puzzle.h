@@ -23,7 +23,7 @@ struct Right {
 };
 
 struct Task {
-  std::string numbers;                     // lines of the page
+  std::string instance;                    // lines of the page
   std::string begun = {};                  // initial content of the file
   std::string solution = {};               // found by a search; for tests
   std::function<std::string()> runs = {};  // text of runs.txt, for puzzles with runs to diagnose
@@ -31,14 +31,8 @@ struct Task {
   std::function<Right(const std::string& text, const std::string& name)> grade = {};
 };
 
-struct Puzzle {
-  std::string_view name, file;  // file: name of the learner's file
-  std::vector<Bound> bounds;
+struct Puzzle : Assignment {
   std::function<Task(uint64_t seed)> task;
-  std::string_view page = {};
-  int number = 0;  // index in the list, from 1 (p1)
-
-  std::string_view title() const { return page_title(page); }
 };
 
 const std::vector<Puzzle>& puzzles();
@@ -48,17 +42,15 @@ const Puzzle* find_puzzle(std::string_view name);
 // Written by `start`: "p2 seed 123456".
 inline constexpr std::string_view kTaskFile = "task.txt";
 // Null if the directory was not created by start().
-const Puzzle* puzzle_in(const std::filesystem::path& folder);
+const Puzzle* puzzle_in(const std::filesystem::path& directory);
 
 // Writes task.txt, README.md (the page with the seed's numbers), the initial file (the last block of the page) and
 // runs.txt (if any) to a new or empty directory. Throws Error (usage) if it is not empty, and OutputError.
-void start(const Puzzle& puzzle, const std::filesystem::path& folder);
-void start(const Puzzle& puzzle, const std::filesystem::path& folder, uint64_t seed);
+void start(const Puzzle& puzzle, const std::filesystem::path& directory);
+void start(const Puzzle& puzzle, const std::filesystem::path& directory, uint64_t seed);
 // Grades a file or the file in a directory. The seed is taken from task.txt of the directory, otherwise from the file's
 // first line, "# p2 seed 123456", or 0. Throws InputError for an unreadable file or the directory of another puzzle.
 Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);
-std::string json(const Puzzle& puzzle, const Verdict& verdict, const std::string& learner = "");
-
-const std::vector<File>& puzzles_files();  // embedded pages
+const std::vector<EmbeddedFile>& puzzles_files();  // embedded pages
 
 }  // namespace tessera::lab

@@ -67,7 +67,7 @@ void relabel(ScheduleTask& t, const std::vector<int>& order) {
 
 // Generates a list for rank 0 of two ranks that differs from Tessera's schedules, and finds rank 1's best list by
 // exhaustive search. A mask has one bit per list position: F or B.
-bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64_t i) {
+bool assign_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64_t i) {
   const auto make_list = [&](int rank, uint64_t mask) {
     std::vector<Action> list;
     for (int place = 0, f = 0, b = 0; place < 2 * microbatches; ++place) {
@@ -111,16 +111,16 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
     const int m = pick(0, f.min_microbatches, f.max_microbatches);
     ScheduleTask t;
     t.times.stages.clear();
-    t.times.message = f.gives_rank_0 ? 0 : pick(1, 0, 1);
+    t.times.message = f.assigns_rank_0 ? 0 : pick(1, 0, 1);
     for (int stage = 0; stage < f.ranks * f.chunks; ++stage) {
-      const double one = f.gives_rank_0 ? 1 : pick(2 + static_cast<uint64_t>(stage), 2, 3);
+      const double one = f.assigns_rank_0 ? 1 : pick(2 + static_cast<uint64_t>(stage), 2, 3);
       t.times.stages.push_back({one, 2 * one, one, one});
     }
     for (int r = 0; r < f.ranks; ++r)
       t.in_flight.push_back(f.in_flight > 0 ? static_cast<int>((f.in_flight - r * f.decrease_per_rank) * f.chunks)
                                             : m * f.chunks);
-    if (f.gives_rank_0) {
-      if (give_rank_0(t, m, random, 64 * i + 63)) return t;
+    if (f.assigns_rank_0) {
+      if (assign_rank_0(t, m, random, 64 * i + 63)) return t;
       continue;
     }
     double made = kNever, first = kNever;

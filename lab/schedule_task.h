@@ -16,7 +16,7 @@ struct ScheduleFamily {
   bool splits = false;           // backward passes are split (I, W)
   double in_flight = 0;          // limit on rank 0 in micro-batches; 0: unlimited
   double decrease_per_rank = 0;  // of the limit, from rank to rank
-  bool gives_rank_0 = false;     // the list of rank 0 is given, and times are equal
+  bool assigns_rank_0 = false;   // the list of rank 0 is given, and times are equal
 };
 
 struct ScheduleTask {

@@ -68,7 +68,7 @@ struct ModelConfig {
   ExpertConfig experts = {};  // replace the feed-forward layers, each `ffn` wide
   LoraConfig lora = {};
   QuantizeConfig quantize = {};
-  bool whole_updates = false;  // the optimizer needs full matrices of layers (Parameter::full_matrix_update)
+  bool full_matrix_updates = false;  // the optimizer needs full matrices of layers (Parameter::full_matrix_update)
 
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   Heads all_heads() const { return {heads, key_heads()}; }

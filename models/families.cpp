@@ -33,7 +33,7 @@ const FamilyRow& find_row(Family family) {
         .norms = {{"norm1", {"ln_1"}}, {"norm2", {"ln_2"}}},
         .attention = {{"attn.qkv", {"attn.c_attn"}}, {"attn.proj", {"attn.c_proj"}}},
         .feed_forward = {{"mlp.up", {"mlp.c_fc"}}, {"mlp.down", {"mlp.c_proj"}}},
-        .usual_adapters = "c_attn"},
+        .default_adapters = "c_attn"},
        {.optional_prefix = "model.",
         .derived = {".rotary_emb.inv_freq"},  // computed from the configuration
         .outside = {{"tokens.weight", {"model.embed_tokens.weight"}},

@@ -27,7 +27,7 @@ struct FamilyRow {
   std::vector<TensorNames> outside = {};                                   // parameters outside of layers
   std::vector<TensorNames> norms = {}, attention = {}, feed_forward = {};  // in a layer; the last two support adapters
 
-  std::string_view usual_adapters = "q_proj,v_proj";
+  std::string_view default_adapters = "q_proj,v_proj";
 
   // Null if the module has no entry.
   const TensorNames* find(std::string_view module) const;

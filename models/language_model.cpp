@@ -57,14 +57,14 @@ void LanguageModel::recompute(Module& layer) {
 }
 
 void LanguageModel::mark_matrices(Module& layer) {
-  for (Parameter* p : layer.parameters()) p->full_matrix_update = p->whole.ndim() == 2;
+  for (Parameter* p : layer.parameters()) p->full_matrix_update = p->full_shape.ndim() == 2;
   for (Attention* a : layer.all<Attention>()) {
     const int64_t key = a->heads().key * a->head_dim();
     a->qkv.parameter(a->qkv.weight).rows = {a->heads().query * a->head_dim(), key, key};
   }
   for (GatedMlp* mlp : layer.all<GatedMlp>()) {
     Parameter& both = mlp->gate_up.parameter(mlp->gate_up.weight);
-    both.rows = {both.whole[0] / 2, both.whole[0] / 2};
+    both.rows = {both.full_shape[0] / 2, both.full_shape[0] / 2};
   }
 }
 
@@ -158,7 +158,7 @@ int64_t LanguageModel::idle_elements(int64_t i) {
 
 double LanguageModel::layer_flops(int64_t i) {
   int64_t elements = 0;
-  for (const Parameter* p : layer(i).parameters()) elements += p->whole.ndim() == 2 ? p->whole.numel() : 0;
+  for (const Parameter* p : layer(i).parameters()) elements += p->full_shape.ndim() == 2 ? p->full_shape.numel() : 0;
   elements -= idle_elements(i);
   return 2 * static_cast<double>(elements) + 2 * config.keys() * static_cast<double>(config.attended());
 }
@@ -170,7 +170,7 @@ double LanguageModel::training_flops() {
   for (size_t u = 0; u < units.size(); ++u)
     for (const Slot& slot : units[u].slots)
       if (at[u] >= 0 || slot.parameter->is_tied())
-        passes += (units[u].trainable ? 3 : 2) * slot.parameter->whole.numel();
+        passes += (units[u].trainable ? 3 : 2) * slot.parameter->full_shape.numel();
   for (int64_t i = 0; i < config.layers; ++i) passes -= (config.lora.rank > 0 ? 2 : 3) * idle_elements(i);
   return 2 * static_cast<double>(passes) + 12 * static_cast<double>(config.layers * config.attended()) * config.keys();
 }

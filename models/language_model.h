@@ -85,7 +85,7 @@ class LanguageModel : public Module {
     M& made = Module::child<M>(name, std::forward<Args>(args)...);
     made.make_unit();
     if (std::is_base_of_v<DecoderLayer, M> && config.recompute == Recompute::block) recompute(made);
-    if (std::is_base_of_v<DecoderLayer, M> && config.whole_updates) mark_matrices(made);
+    if (std::is_base_of_v<DecoderLayer, M> && config.full_matrix_updates) mark_matrices(made);
     return made;
   }
   // The token embedding itself if tied, else (or with a copy per use) a separate unit.

@@ -49,7 +49,8 @@ size_t filtered_count(const std::vector<double>& weights, const std::vector<int3
 
 }  // namespace
 
-int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t index, std::span<const int32_t> before) {
+int32_t sample_token(const Tensor& logits_any, const SampleOptions& o, uint64_t index,
+                     std::span<const int32_t> before) {
   if (!logits_any.defined()) throw Error("[sample] logits: the tensor is undefined");
   if (!(o.temperature >= 0))
     throw FieldError("temperature", "expected 0 or more, got " + std::to_string(o.temperature));
@@ -106,7 +107,7 @@ std::span<const int32_t> DecodingState::unread() {
 }
 
 int32_t DecodingState::grow(const Tensor& logits, const SampleOptions& options) {
-  const int32_t next = draw_token(logits, options, (number_ << 32) + static_cast<uint64_t>(written()), tokens_);
+  const int32_t next = sample_token(logits, options, (number_ << 32) + static_cast<uint64_t>(written()), tokens_);
   grow(next);
   return next;
 }

@@ -24,8 +24,8 @@ struct SampleOptions {
 
 // Samples from logits (V) after the tokens `before`, at position `index` of the RNG stream; a pure function of its
 // arguments.
-int32_t draw_token(const Tensor& logits, const SampleOptions& options, uint64_t index,
-                   std::span<const int32_t> before = {});
+int32_t sample_token(const Tensor& logits, const SampleOptions& options, uint64_t index,
+                     std::span<const int32_t> before = {});
 
 // A text being generated. When the context is full, its last half is reprocessed in an empty cache.
 class DecodingState {

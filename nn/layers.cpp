@@ -127,7 +127,7 @@ Var Dropout::apply(Var x) {
 
 Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
     : context_(context), head_dim_(head_dim), options_(o) {
-  const RotaryOptions usual;
+  const RotaryOptions defaults;
   const bool scaled = o.scaling != RopeScaling::none, yarn = o.scaling == RopeScaling::yarn,
              bands = yarn || o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
@@ -137,11 +137,11 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
     throw FieldError("rope_factor", "expected the context extension factor (above 1), got 1");
   if (!scaled && o.factor != 1)
     throw FieldError("rope_factor", "requires `rope_scaling` linear, llama3 or yarn, got none");
-  for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
-                                     {"rope_high_freq", o.high_freq_factor != usual.high_freq_factor},
-                                     {"rope_original_context", o.original_context != usual.original_context}})
+  for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != defaults.low_freq_factor},
+                                     {"rope_high_freq", o.high_freq_factor != defaults.high_freq_factor},
+                                     {"rope_original_context", o.original_context != defaults.original_context}})
     if (given && !bands) throw FieldError(field, "requires `rope_scaling` llama3 or yarn");
-  if (!yarn && o.attention_factor != usual.attention_factor)
+  if (!yarn && o.attention_factor != defaults.attention_factor)
     throw FieldError("rope_attention", "requires `rope_scaling` yarn");
   if (bands && !(o.low_freq_factor < o.high_freq_factor))
     throw FieldError("rope_low_freq", "must be less than `rope_high_freq`");

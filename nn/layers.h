@@ -140,7 +140,7 @@ class Dropout : public Module {
   Var apply(Var x);  // may overwrite x
   double p() const { return p_; }
   // The input has channels from `first` on, of `total`.
-  void keep_channels(int64_t first, int64_t total) { first_channel_ = first, channels_total_ = total; }
+  void set_channel_range(int64_t first, int64_t total) { first_channel_ = first, channels_total_ = total; }
 
  private:
   double p_;
@@ -194,7 +194,7 @@ class Attention : public Module {
 
   Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the unsharded layer
   int64_t head_dim() const { return options_.head_dim; }
-  void keep_heads(const Heads& here) { here_ = here; }
+  void set_local_heads(const Heads& here) { here_ = here; }
 
   Linear &qkv, &proj;
   Var *norm_q, *norm_k;  // (D), or null

@@ -42,8 +42,11 @@ Var& Module::param(std::string name, const Shape& shape, Init init) {
       throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; expected positive dimensions");
   Var var(Tensor::meta(shape, DType::float32), true);
   return parameters_
-      .emplace_back(Parameter{
-          .name = std::move(name), .whole = shape, .init = init, .decays = shape.ndim() >= 2, .var = std::move(var)})
+      .emplace_back(Parameter{.name = std::move(name),
+                              .full_shape = shape,
+                              .init = init,
+                              .decays = shape.ndim() >= 2,
+                              .var = std::move(var)})
       .var;
 }
 
@@ -64,8 +67,8 @@ void Module::shard(const Var& var, ShardSpec spec) {
   if (p.var.value().device() != Device::meta || !p.shard.is_replicated())
     throw Error("[module] '" + p.name + "' cannot be sharded: it is already materialized or sharded");
   for (const ShardSpec::Run& run : spec.runs)
-    if (run.begin < 0 || run.size < 1 || run.size > p.whole[spec.dim] - run.begin)
-      throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
+    if (run.begin < 0 || run.size < 1 || run.size > p.full_shape[spec.dim] - run.begin)
+      throw Error("[module] '" + p.name + "' has " + std::to_string(p.full_shape[spec.dim]) + " along dim " +
                   std::to_string(spec.dim) + "; shard out of range: " + std::to_string(run.size) +
                   " elements starting at " + std::to_string(run.begin));
   p.shard = std::move(spec);
@@ -80,7 +83,7 @@ void Module::quantize(const Var& var, const Packing& packing) {
   check(packing, p.name);
   p.packed = make_packed(packing);
   p.trainable = false;
-  p.var = Var(Tensor::meta(p.whole, p.var.dtype()));
+  p.var = Var(Tensor::meta(p.full_shape, p.var.dtype()));
 }
 
 void Module::freeze() {

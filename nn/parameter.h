@@ -51,7 +51,7 @@ struct Parameter {
   };
 
   std::string name;  // in the full model: "blocks.0.mlp.up.weight"
-  Shape whole;       // `var` has the local shape
+  Shape full_shape;  // `var` has the local shape
   Init init = {};
   bool trainable = true;   // frozen: no gradient, no optimizer state, excluded from reductions and counts
   bool is_expert = false;  // stored on only some data ranks with expert parallelism
@@ -84,13 +84,13 @@ struct Parameter {
 // Calls f(here, full, count) for the maximal runs of elements that are consecutive in the shard and in the full
 // parameter, with flat indices of both. [begin, end) are elements of the shard.
 template <class F>
-void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {
+void for_each_run(const Shape& full_shape, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {
   if (begin >= end) return;
   if (shard.is_replicated()) return f(begin, begin, end - begin);
   int64_t inner = 1, per_index = 0;
-  for (int d = shard.dim + 1; d < whole.ndim(); ++d) inner *= whole[d];
+  for (int d = shard.dim + 1; d < full_shape.ndim(); ++d) inner *= full_shape[d];
   for (const ShardSpec::Run& run : shard.runs) per_index += run.size * inner;  // elements per outer index
-  const int64_t row = whole[shard.dim] * inner;
+  const int64_t row = full_shape[shard.dim] * inner;
   int64_t o = begin / per_index, here = o * per_index;
   for (; here < end; ++o)
     for (const ShardSpec::Run& run : shard.runs) {

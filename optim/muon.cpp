@@ -67,7 +67,7 @@ int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Devi
 }
 
 void make_matrix_update(const Parameter& p, const Tensor& full) {
-  const int64_t rows = p.whole[0], columns = p.whole[1];
+  const int64_t rows = p.full_shape[0], columns = p.full_shape[1];
   const std::vector<int64_t> matrix_rows = p.rows.empty() ? std::vector<int64_t>{rows} : p.rows;
   int64_t first = 0;
   for (const int64_t count : matrix_rows) {
@@ -82,7 +82,8 @@ void make_updates(const std::vector<FlatUnit>& units, const std::vector<Tensor>&
   for (size_t u = 0; u < units.size(); ++u)
     for (const Slot& slot : units[u].slots)
       if (updates[u].defined())
-        make_matrix_update(*slot.parameter, updates[u].narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole));
+        make_matrix_update(*slot.parameter,
+                           updates[u].narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape));
 }
 
 }  // namespace tessera

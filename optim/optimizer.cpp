@@ -174,14 +174,14 @@ const std::vector<NamedTensor>& Optimizer::state() const {
   return state_;
 }
 
-UpdateNumbers Optimizer::next(double lr) const {
+UpdateScalars Optimizer::next(double lr) const {
   const auto t = static_cast<double>(steps() + 1);
   const bool coupled = find_row(kind_).decay == Decay::coupled;
   return {.lr = lr,
           .step_size = -lr / (1 - std::pow(options_.beta1, t)),
           .root_scale = 1 / std::sqrt(1 - std::pow(options_.beta2, t)),
           .coupled = coupled ? options_.weight_decay : 0,
-          .keep = coupled ? 1 : 1 - lr * options_.weight_decay};
+          .decay_factor = coupled ? 1 : 1 - lr * options_.weight_decay};
 }
 
 void Optimizer::step(double lr, double grad_scale) {
@@ -190,7 +190,7 @@ void Optimizer::step(double lr, double grad_scale) {
   for (const std::weak_ptr<ModuleState>& model : models_)
     if (const auto state = model.lock(); !state || state->awaits_gradients)
       reject("optimizer", "a model with gradients", state ? "one before reduce_gradients()" : "a destroyed one");
-  UpdateNumbers now = next(lr);
+  UpdateScalars now = next(lr);
   now.grad_scale = grad_scale;
   update(now, nullptr);
   count_step();
@@ -201,8 +201,8 @@ void Optimizer::count_step() {
   for (const FlatUnit& unit : units_) ++unit.values.storage()->version;
 }
 
-void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateNumbers& now,
-                    const UpdateNumbers* on_gpu) const {
+void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateScalars& now,
+                    const UpdateScalars* on_gpu) const {
   const auto on_cpu = [&] {
     const auto with_rule = [&]<class Rule>(Rule) {
       with_wide(of.unit.grads, [&]<class W>(W) {
@@ -216,7 +216,7 @@ void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, cons
 }
 
 // Muon updates matrices in two passes: `updates` serves as their values, then as their gradients.
-void Optimizer::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
+void Optimizer::update(const UpdateScalars& now, const UpdateScalars* on_gpu) {
   std::vector<std::pair<size_t, FlatUnit>> matrices;
   for (size_t u = 0; u < units_.size(); ++u)
     if (std::holds_alternative<MuonMomentum>(rules_[u]))

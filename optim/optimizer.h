@@ -33,8 +33,8 @@ class Optimizer : NotCopied {
 
   // Update on a GPU without the host knowing the clip factor: the host writes next(lr) to GPU memory, a kernel sets
   // grad_scale and skip, queue_step() queues the update, and count_step() follows once it has been applied.
-  UpdateNumbers next(double lr) const;  // for the step after steps(), with grad_scale 1
-  void queue_step(const UpdateNumbers* on_gpu) { update({}, on_gpu); }
+  UpdateScalars next(double lr) const;  // for the step after steps(), with grad_scale 1
+  void queue_step(const UpdateScalars* on_gpu) { update({}, on_gpu); }
   void count_step();
 
   // Checkpointed state, in an order that depends only on the units: per unit "<unit>.momentum", "<unit>.m", "<unit>.v",
@@ -49,10 +49,10 @@ class Optimizer : NotCopied {
 
  private:
   // On a GPU, scalars at `on_gpu`, unless null, replace `now`.
-  void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu);
+  void update(const UpdateScalars& now, const UpdateScalars* on_gpu);
   // `rounding` has a stream per slot, or is empty.
-  void run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateNumbers& now,
-           const UpdateNumbers* on_gpu) const;
+  void run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateScalars& now,
+           const UpdateScalars* on_gpu) const;
   // Zeros as long as the unit's values.
   Tensor add_state(const FlatUnit& unit, std::string_view suffix, DType dtype);
   // Whether values and state are rounded stochastically.

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
 #include "nn/parameter.h"
 #include "tensor/math.h"
 
@@ -36,10 +37,10 @@ struct OptimizerOptions {
 };
 
 // Scalars of an update, rounded once to the dtype of the computation.
-struct UpdateNumbers {
+struct UpdateScalars {
   double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
   double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
-  double coupled = 0, keep = 1;          // weight_decay if coupled; 1 - lr weight_decay if decoupled
+  double coupled = 0, decay_factor = 1;  // weight_decay if coupled; 1 - lr weight_decay if decoupled
   bool skip = false;                     // leave everything unchanged
 };
 
@@ -47,7 +48,7 @@ struct UpdateNumbers {
 template <class W>
 struct UpdateConstants {
   W momentum, beta1, rest1, beta2, rest2, eps;
-  W lr = 0, grad_scale = 1, step_size = 0, root_scale = 0, coupled = 0, keep = 1;
+  W lr = 0, grad_scale = 1, step_size = 0, root_scale = 0, coupled = 0, decay_factor = 1;
 
   constexpr explicit UpdateConstants(const OptimizerOptions& o)
       : momentum(static_cast<W>(o.momentum)),
@@ -56,21 +57,21 @@ struct UpdateConstants {
         beta2(static_cast<W>(o.beta2)),
         rest2(static_cast<W>(1 - o.beta2)),
         eps(static_cast<W>(o.eps)) {}
-  constexpr UpdateConstants at(const UpdateNumbers& now) const {
+  constexpr UpdateConstants at(const UpdateScalars& now) const {
     UpdateConstants c = *this;
     c.lr = static_cast<W>(now.lr);
     c.grad_scale = static_cast<W>(now.grad_scale);
     c.step_size = static_cast<W>(now.step_size);
     c.root_scale = static_cast<W>(now.root_scale);
     c.coupled = static_cast<W>(now.coupled);
-    c.keep = static_cast<W>(now.keep);
+    c.decay_factor = static_cast<W>(now.decay_factor);
     return c;
   }
   constexpr UpdateConstants of_slot(bool decays) const {
     UpdateConstants c = *this;
     if (!decays) {
       c.coupled = W(0);
-      c.keep = W(1);
+      c.decay_factor = W(1);
     }
     return c;
   }
@@ -113,7 +114,7 @@ struct Adam {
     const W g = math::fma(c.coupled, p, c.grad_scale * grad);
     m = math::fma(c.beta1, m, c.rest1 * g);
     v = math::fma(c.beta2, v, c.rest2 * g * g);
-    p = math::fma(c.step_size, m / math::fma(math::sqrt(v), c.root_scale, c.eps), c.keep * p);
+    p = math::fma(c.step_size, m / math::fma(math::sqrt(v), c.root_scale, c.eps), c.decay_factor * p);
   }
 };
 
@@ -133,7 +134,7 @@ struct MuonMatrix {
   static constexpr std::array<std::string_view, 0> kStates = {};
   template <class W>
   static constexpr void update(const UpdateConstants<W>& c, W update, W& p) {
-    p = math::fma(-c.lr, update, c.keep * p);
+    p = math::fma(-c.lr, update, c.decay_factor * p);
   }
 };
 
@@ -160,11 +161,7 @@ inline constexpr auto kOptimizers = std::to_array<OptimizerRow>({
 });
 constexpr const OptimizerRow& find_row(OptimizerKind kind) { return kOptimizers.at(static_cast<size_t>(kind)); }
 
-inline constexpr auto kOptimizerNames = [] {
-  std::array<std::string_view, kOptimizers.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kOptimizers[i].name;
-  return names;
-}();
+inline constexpr auto kOptimizerNames = row_names(kOptimizers);
 
 // `matrices`: for units with full-matrix updates.
 constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {
@@ -204,8 +201,8 @@ struct UnitUpdate {
 namespace cuda {
 // Launches one kernel per unit, or per 64 of its slots, on the stream of the gradients' arena. State may be in pinned
 // host memory. The kernel reads its scalars from `on_gpu` at run time, or uses `now` if that is null.
-void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateNumbers& now,
-            const UpdateNumbers* on_gpu);
+void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateScalars& now,
+            const UpdateScalars* on_gpu);
 
 template <class T>
 T* reached_data(const Tensor& t) {

@@ -85,7 +85,7 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
                        dv);
     const Tensor dqkv = mine.make(shape);
     u.copy_packed(dqkv, u.exchange(gradient, moved), false);
-    g.give(0, dqkv);
+    g.set(0, dqkv);
   });
 }
 

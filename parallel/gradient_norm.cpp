@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-Tensor room(const DataStrategy& s, int64_t numbers) {
-  return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
+Tensor allocate_sums(const DataStrategy& s, int64_t count) {
+  return Tensor::empty({count}, DType::float64, s.arena(), Category::workspace);
 }
 
 // Sums of squares of this rank's shards. A unit is one slice, or one slice per counted slot; each slice has its own
@@ -34,7 +34,7 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* tp) {
     runs.push_back({.begin = before, .count = std::ssize(parts) - before});
   }
   if (!tp && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
-  Tensor sums = room(s, std::ssize(s.layout().sizes));
+  Tensor sums = allocate_sums(s, std::ssize(s.layout().sizes));
   if (parts.empty())
     sums.fill(0);
   else
@@ -47,7 +47,7 @@ int64_t count_blocks(const FlatUnit& unit, int64_t elements) { return unit.train
 // All ranks of the axis have the same number of blocks of a unit, which may be zero.
 Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
   const int64_t here = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
-  const Tensor mine = room(s, here), all = room(s, here * axis.size());
+  const Tensor mine = allocate_sums(s, here), all = allocate_sums(s, here * axis.size());
   std::vector<BlockRun> runs;
   int64_t at = 0;
   for (size_t u = 0; u < blocks.size(); ++u) {
@@ -56,7 +56,7 @@ Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::v
     at += blocks[u];
   }
   axis.all_gather(mine, all);
-  Tensor sums = room(s, std::ssize(runs));
+  Tensor sums = allocate_sums(s, std::ssize(runs));
   ordered_sums(all, runs, sums);
   return sums;
 }
@@ -87,7 +87,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
     begins.push_back(begins.back());
     for (size_t u = 0; u < layout.sizes.size(); ++u) begins.back() += blocks(u, k);
   }
-  const Tensor sums = room(s, begins.back());
+  const Tensor sums = allocate_sums(s, begins.back());
   if (axis.rank() < layout.owners)
     for (int64_t at = begins[static_cast<size_t>(axis.rank())]; const FlatUnit& shard : s.shards()) {
       const int64_t own = count_blocks(shard, shard.values.numel());

@@ -17,10 +17,10 @@ constexpr int kOwnerTag = 7101;
 constexpr size_t kMaxRuns = 3;  // queries, keys and values
 
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& shard, const Tensor& full, bool to_full) {
-  const ShardSpec split = spec.is_replicated() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
-  const Tensor here = shard.narrow(0, 0, split.slice_unit(p.whole).numel()), all = full.reshape(p.whole);
-  Shape shape = p.whole;
-  shape[split.dim] = here.numel() / (p.whole.numel() / p.whole[split.dim]);
+  const ShardSpec split = spec.is_replicated() ? ShardSpec{.dim = 0, .runs = {{0, p.full_shape[0]}}} : spec;
+  const Tensor here = shard.narrow(0, 0, split.slice_unit(p.full_shape).numel()), all = full.reshape(p.full_shape);
+  Shape shape = p.full_shape;
+  shape[split.dim] = here.numel() / (p.full_shape.numel() / p.full_shape[split.dim]);
   int64_t at = 0;
   for (const ShardSpec::Run& run : split.runs) {
     Tensor a = here.reshape(shape).narrow(split.dim, at, run.size), b = all.narrow(split.dim, run.begin, run.size);
@@ -64,7 +64,7 @@ MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
 void MatrixOwners::assign_owners(const Communicator& axis) {
   std::vector<int64_t> sizes;
   for (const Matrix& m : matrices_)
-    if (m.axis == &axis) sizes.push_back(m.slot.parameter->whole.numel());
+    if (m.axis == &axis) sizes.push_back(m.slot.parameter->full_shape.numel());
   const std::vector<int> owners = balanced_owners(sizes, axis.size());
   auto next = owners.begin();
   for (Matrix& m : matrices_)
@@ -93,7 +93,7 @@ void MatrixOwners::exchange_shards() {
       const int64_t* run = all.data<int64_t>() + t * mine.size() + i * width;
       for (size_t r = 0; r < kMaxRuns; ++r, run += 2)
         if (run[1] > 0) spec.runs.push_back({run[0], run[1]});
-      m.largest = std::max(m.largest, spec.slice_unit(m.slot.parameter->whole).numel());
+      m.largest = std::max(m.largest, spec.slice_unit(m.slot.parameter->full_shape).numel());
       m.shards.push_back(std::move(spec));
     }
   }
@@ -125,15 +125,15 @@ Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
 
 void MatrixOwners::update_full(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
-  if (tp_.size() == 1 || p.shard.is_replicated()) return make_matrix_update(p, here.reshape(p.whole));
+  if (tp_.size() == 1 || p.shard.is_replicated()) return make_matrix_update(p, here.reshape(p.full_shape));
   const auto make_buffer = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
   const Tensor own = make_buffer(m.largest), all = make_buffer(m.largest * tp_.size()),
-               full = make_buffer(p.whole.numel());
+               full = make_buffer(p.full_shape.numel());
   own.narrow(0, 0, here.numel()).copy_from(here);
   tp_.all_gather(own, all);
   for (int t = 0; t < tp_.size(); ++t)
     copy(p, m.shards[static_cast<size_t>(t)], all.narrow(0, t * m.largest, m.largest), full, true);
-  make_matrix_update(p, full.reshape(p.whole));
+  make_matrix_update(p, full.reshape(p.full_shape));
   copy(p, m.shards[static_cast<size_t>(tp_.rank())], here, full, false);
 }
 

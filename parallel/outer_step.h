@@ -11,20 +11,20 @@ struct OuterOptions {
 
 template <class W>
 struct OuterStep {
-  W share, momentum, rate;  // 1 / ranks, mu, outer_lr
+  W fraction, momentum, outer_lr;  // 1 / ranks, mu, outer_lr
 
   template <class T>
   OuterStep<T> as() const {
-    return {static_cast<T>(share), static_cast<T>(momentum), static_cast<T>(rate)};
+    return {static_cast<T>(fraction), static_cast<T>(momentum), static_cast<T>(outer_lr)};
   }
   // `sum` is the reduced difference; `buffer` is the momentum or null.
   constexpr void operator()(W sum, W* buffer, W& common) const {
-    W step = share * sum;
+    W step = fraction * sum;
     if (buffer) {
       *buffer = math::fma(momentum, *buffer, step);
       step = math::fma(momentum, *buffer, step);
     }
-    common = math::fma(-rate, step, common);
+    common = math::fma(-outer_lr, step, common);
   }
 };
 

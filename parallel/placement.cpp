@@ -263,7 +263,7 @@ Var redistribute(Var x, Communicator& axis, Placement from, Placement to) {
   if (step.n() == 1 || step.from == step.to) return x;
   const Var edge = x.edge();
   return record_one("redistribute", convert(std::move(x).take(), step).wait(), {edge}, [step](Grads& g) {
-    g.give(0, convert(g.take_output(), {step.axis, dual(step.to), dual(step.from)}).wait());
+    g.set(0, convert(g.take_output(), {step.axis, dual(step.to), dual(step.from)}).wait());
   });
 }
 

@@ -116,7 +116,7 @@ struct RingAttended {
     return {token_slice(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
   // Memory for a tile's result: `out` and `lse` each in their final place if that is free and needs no conversion.
-  AttentionResult room(const Ring& ring, const Tile& tile) const {
+  AttentionResult destination(const Ring& ring, const Tile& tile) const {
     AttentionResult to = of(tile.queries);
     if (!tile.first_of_queries || to.out.dtype() != ring.tile_dtype)
       to.out = to.out.make(to.out.shape(), ring.tile_dtype, Category::workspace);
@@ -124,10 +124,10 @@ struct RingAttended {
       to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
     return to;
   }
-  void begin(const Tile& tile, const AttentionResult& room) const {
+  void begin(const Tile& tile, const AttentionResult& destination) const {
     AttentionResult place = of(tile.queries);
-    if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
-    if (place.lse.address() != room.lse.address()) place.lse.copy_from(room.lse);
+    if (place.out.address() != destination.out.address()) place.out.copy_from(destination.out);
+    if (place.lse.address() != destination.lse.address()) place.lse.copy_from(destination.lse);
   }
 };
 
@@ -139,13 +139,13 @@ AttentionResult forward(const Ring& ring, const Tensor& packed) {
     const bool last = hop + 1 == ring.ranks();
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
     for (const Tile& tile : ring.tiles(hop)) {
-      const AttentionResult room = sum.room(ring, tile);
+      const AttentionResult destination = sum.destination(ring, tile);
       attention_into(token_slice(q, tile.queries), token_slice(ring.keys(kv), tile.keys),
-                     token_slice(ring.values(kv), tile.keys), tile.options, room);
+                     token_slice(ring.values(kv), tile.keys), tile.options, destination);
       if (tile.first_of_queries)
-        sum.begin(tile, room);
+        sum.begin(tile, destination);
       else
-        merge_attention(sum.of(tile.queries), room);
+        merge_attention(sum.of(tile.queries), destination);
     }
     if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);
   }
@@ -247,7 +247,7 @@ Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& o
   const AttentionResult result = forward(ring, qkv.value());
   return record_one("ring_attention", result.out.reshape({ring.b, ring.tokens, heads.query * ring.d}), {qkv},
                     [ring, result, packed = qkv.saved()](Grads& g) {
-                      g.give(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));
+                      g.set(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));
                     });
 }
 

@@ -49,7 +49,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
           sum_rows(db, dy);
         if (sum_over) sum_over->all_reduce(db);
       });
-    if (g.needs(0)) g.give(0, dy);
+    if (g.needs(0)) g.set(0, dy);
   });
   if (b.requires_grad()) fusion::request_row_sums(sum);
   return sum;
@@ -171,7 +171,7 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
   for (Lora* adapter : l.hooks.adapters) {
     const int64_t inputs = adapter->a.weight.dim(1);
     shard_parameter(adapter->a, adapter->a.weight, 1, tp);
-    adapter->drop.keep_channels(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
+    adapter->drop.set_channel_range(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
   l.hooks.output = [&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
@@ -200,7 +200,7 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
       throw Error(fmt::format("[tensor_parallel] {} axis: {} ranks do not divide {} heads", tp.axis(), ranks, count));
   colwise(attention.qkv, tp, between, {all.query * d, all.key * d, all.key * d});
   rowwise(attention.proj, tp, between);
-  attention.keep_heads({all.query / ranks, all.key / ranks});
+  attention.set_local_heads({all.query / ranks, all.key / ranks});
   if (attention.norm_q) attention.transform([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
   attention.map_step_info([&tp, heads = all.query](StepInfo at) {
     at.first_head = chunk_range(heads, tp.size(), tp.rank()).begin;

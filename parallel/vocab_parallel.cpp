@@ -56,7 +56,7 @@ Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scal
   Var root = record_one("vocab_parallel_cross_entropy", tessera::scale(r.sum, scale), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale, part](Grads& g) mutable {
                           const GradientScale by(scale, g.output());
-                          g.give(0, cross_entropy_backward(std::move(x), targets, lse, by, part));
+                          g.set(0, cross_entropy_backward(std::move(x), targets, lse, by, part));
                         });
   return {std::move(root), r.loss_sum, r.count};
 }

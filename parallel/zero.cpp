@@ -36,18 +36,18 @@ void Zero::make_unit(const Module::Unit& layout) {
   Unit& unit = units_.emplace_back();
   unit.layout = layout;
   unit.axis = &gradient_axis(*layout.slots[0].parameter);
-  unit.piece = shard_size(layout.size, unit.axis->size());
-  const int64_t full_numel = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
+  unit.shard_elements = shard_size(layout.size, unit.axis->size());
+  const int64_t full_numel = unit.shard_elements * unit.axis->size(), begin = unit.shard_elements * unit.axis->rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
   if (stage_ < 3) {
     unit.values = Tensor::empty({full_numel}, layout.dtype(options_.dtype), arena_, Category::parameters);
     initialise(layout, unit.values, 0, options_.seed);
     bind_values(layout, unit.values);
-    shard.values = unit.values.narrow(0, begin, unit.piece);
+    shard.values = unit.values.narrow(0, begin, unit.shard_elements);
   } else {
     const ArenaPtr& place = shard_arena_ ? shard_arena_ : arena_;
-    shard.values = Tensor::empty({unit.piece}, layout.dtype(options_.dtype), place, Category::parameters);
+    shard.values = Tensor::empty({unit.shard_elements}, layout.dtype(options_.dtype), place, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
     drop_values(layout, options_.dtype);
   }
@@ -57,21 +57,21 @@ void Zero::make_unit(const Module::Unit& layout) {
 }
 
 void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
-  const int64_t full_numel = unit.piece * unit.axis->size();
+  const int64_t full_numel = unit.shard_elements * unit.axis->size();
   if (stage_ == 1) {
     unit.grads = Tensor::empty({full_numel}, options_.grad_dtype, arena_, Category::gradients);
     unit.grads.fill(0);
     bind_gradients(unit.layout, unit.grads);
-    shard.grads = unit.grads.narrow(0, unit.piece * unit.axis->rank(), unit.piece);
+    shard.grads = unit.grads.narrow(0, unit.shard_elements * unit.axis->rank(), unit.shard_elements);
   } else {
-    shard.grads = Tensor::empty({unit.piece}, options_.grad_dtype, arena_, Category::gradients);
+    shard.grads = Tensor::empty({unit.shard_elements}, options_.grad_dtype, arena_, Category::gradients);
     shard.grads.fill(0);
   }
   const int64_t first = layout_.reductions.empty() ? 0 : layout_.reductions.back().range.end;
   const Range all{first, first + unit.layout.size};
   layout_.reductions.push_back({all, full_numel});
-  for (int64_t begin = all.begin; replicate_axis() && begin < all.end; begin += unit.piece)
-    layout_.between.push_back({{begin, std::min(begin + unit.piece, all.end)}, unit.piece});
+  for (int64_t begin = all.begin; replicate_axis() && begin < all.end; begin += unit.shard_elements)
+    layout_.between.push_back({{begin, std::min(begin + unit.shard_elements, all.end)}, unit.shard_elements});
 }
 
 void Zero::hook(size_t u) {
@@ -102,7 +102,8 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
 void Zero::provide_gradients(size_t u) {
   while (reducing_.size() > 1) finish_first();
   Unit& unit = units_[u];
-  unit.grads = Tensor::empty({unit.piece * unit.axis->size()}, options_.grad_dtype, arena_, Category::communication);
+  unit.grads =
+      Tensor::empty({unit.shard_elements * unit.axis->size()}, options_.grad_dtype, arena_, Category::communication);
   int64_t gap = 0;
   const auto clear_to = [&](int64_t end) { unit.grads.narrow(0, gap, end - gap).fill(0); };
   for (const Slot& slot : unit.layout.slots) {
@@ -123,7 +124,7 @@ void Zero::start_reducing(size_t u) {
   unit.reduced = true;
   const Tensor mine = shards_[u].grads;
   unit.arriving =
-      stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.piece}, mine.dtype(), Category::communication);
+      stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.shard_elements}, mine.dtype(), Category::communication);
   unit.reducing = unit.axis->start_reduce_scatter(unit.grads, unit.arriving);
   if (stage_ >= 2) {
     for (const Slot& slot : unit.layout.slots) drop_grad(slot.parameter->var);

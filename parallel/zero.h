@@ -79,7 +79,7 @@ class Zero final : public DataStrategy {
   struct Unit {
     Module::Unit layout;
     Communicator* axis = nullptr;   // the ranks that have this unit
-    int64_t piece = 0;              // elements of each rank's shard
+    int64_t shard_elements = 0;     // elements of each rank's shard
     Tensor values;                  // unsharded; in stage 3 only while in use
     Tensor copied;                  // shard copied from host memory, until the gather
     std::shared_ptr<void> copying;  // the copy into `copied`

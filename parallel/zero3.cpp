@@ -38,7 +38,7 @@ void Zero::copy_shard(size_t u) {
   Unit& unit = units_[u];
   if (!shard_arena_ || unit.copied.defined()) return;
   const Tensor& shard = shards_[u].values;
-  unit.copied = Tensor::empty({unit.piece}, shard.dtype(), arena_, Category::communication);
+  unit.copied = Tensor::empty({unit.shard_elements}, shard.dtype(), arena_, Category::communication);
   on_device(
       arena_->device(), [&] { unit.copied.copy_from(shard); },
       [&] { unit.copying = cuda::start_copy(unit.copied, shard.raw()); });
@@ -58,7 +58,7 @@ void Zero::fetch(size_t u) {
   Unit& unit = units_[u];
   if (unit.values.defined()) return;
   const Tensor &mine = shards_[u].values, here = shard_here(u);
-  unit.values = Tensor::empty({unit.piece * unit.axis->size()}, mine.dtype(), arena_, Category::communication);
+  unit.values = Tensor::empty({unit.shard_elements * unit.axis->size()}, mine.dtype(), arena_, Category::communication);
   unit.values.storage()->version = mine.storage()->version;  // invalidates packed copies after the next optimizer step
   unit.fetching = unit.axis->start_all_gather(here, unit.values);
 }

@@ -46,7 +46,7 @@ void check_ranges(const Settings& all) {
     const std::string expected = !(value < range.min)     ? fmt::format("at most {}", range.max)
                                  : range.min == kPositive ? "more than 0"
                                                           : fmt::format("at least {}", range.min);
-    throw FieldError(std::string(s.field.name), fmt::format("expected {}, got {}", expected, s.text()));
+    throw FieldError(std::string(s.name), fmt::format("expected {}, got {}", expected, s.text()));
   }
 }
 
@@ -58,67 +58,77 @@ auto shared_sizes(auto& m) {
 }  // namespace
 
 Settings field_descriptors(ModelShape& m) {
-  Settings s;
-  s.add(m.layers, {"layers", {}, {1, 1e5}});
-  s.add(m.channels, {"channels", {}, {1, 1e6}});
-  s.add(m.heads, {"heads", {}, {1, 1e6}});
-  s.add(m.kv_heads, {"kv_heads", {}, {0, 1e6}});
-  s.add(m.head_dim, {"head_dim", {}, {0, 1e6}});
-  s.add(m.ffn, {"ffn", {}, {0, 1e7}});
-  s.add(m.experts, {"experts", {}, {0}});
-  s.add(m.experts_per_token, {"experts_per_token", {}, {0}});
-  s.add(m.gated, {"gated"});
-  s.add(m.vocab, {"vocab", {}, {1, 1e9}});
-  s.add(m.context, {"context", {}, {1, 1e9}});
-  s.add(m.tied, {"tied"});
-  s.add(m.positions, {"positions"});
-  return s;
+  return {
+      {"layers", &m.layers, {}, Field{.range = {1, 1e5}}},
+      {"channels", &m.channels, {}, Field{.range = {1, 1e6}}},
+      {"heads", &m.heads, {}, Field{.range = {1, 1e6}}},
+      {"kv_heads", &m.kv_heads, {}, Field{.range = {0, 1e6}}},
+      {"head_dim", &m.head_dim, {}, Field{.range = {0, 1e6}}},
+      {"ffn", &m.ffn, {}, Field{.range = {0, 1e7}}},
+      {"experts", &m.experts, {}, Field{.range = {0}}},
+      {"experts_per_token", &m.experts_per_token, {}, Field{.range = {0}}},
+      {"gated", &m.gated},
+      {"vocab", &m.vocab, {}, Field{.range = {1, 1e9}}},
+      {"context", &m.context, {}, Field{.range = {1, 1e9}}},
+      {"tied", &m.tied},
+      {"positions", &m.positions},
+  };
 }
 
 Settings field_descriptors(Layout& l) {
   const Settings plan = field_descriptors(l.plan);
   const Bounds sizes{1, 1e6};
   Settings s;
-  for (const char* axis : {"dp", "tp", "pp", "cp"}) s.add(plan.at(axis)).range = sizes;
-  s.add(l.ep, {"ep", {}, sizes});
-  for (const char* name : {"sp", "zero"}) s.add(plan.at(name));
-  s.add(l.sequences, {"sequences", {}, sizes});
-  s.add(plan.at("microbatches")).range = sizes;
+  const auto add = [&](const char* name, Bounds range) {
+    Setting one = plan.at(name);
+    one.field.range = range;
+    s.add(one);
+  };
+  for (const char* axis : {"dp", "tp", "pp", "cp"}) add(axis, sizes);
+  s.add({"ep", &l.ep, {}, Field{.range = sizes}});
+  s.add(plan.at("sp")), s.add(plan.at("zero"));
+  s.add({"sequences", &l.sequences, {}, Field{.range = sizes}});
+  add("microbatches", sizes);
   s.add(plan.at("schedule"));
-  s.add(plan.at("chunks")).range = {0, 1e5};
+  add("chunks", {0, 1e5});
   s.add(plan.at("recompute"));
   return s;
 }
 
 Settings field_descriptors(Hardware& h) {
   Settings s;
-  const auto rate = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {kPositive}}); };
-  const auto share = [&](double& value, std::string_view name) { s.add(value, {name, {}, {kPositive, 1}}); };
-  const auto maybe = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
-  rate(h.peak_flops, "peak_flops"), rate(h.hbm_bytes_per_s, "hbm_bytes_per_s"), rate(h.memory_bytes, "memory_bytes");
-  rate(h.multiprocessors, "multiprocessors"), rate(h.ranks_per_node, "ranks_per_node");
-  rate(h.intra_bytes_per_s, "intra_bytes_per_s"), rate(h.inter_bytes_per_s, "inter_bytes_per_s");
+  const auto positive = [&](auto& value, std::string_view name) {
+    s.add({name, &value, {}, Field{.range = {kPositive}}});
+  };
+  const auto fraction = [&](double& value, std::string_view name) {
+    s.add({name, &value, {}, Field{.range = {kPositive, 1}}});
+  };
+  const auto maybe = [&](auto& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {0}}}); };
+  positive(h.peak_flops, "peak_flops"), positive(h.hbm_bytes_per_s, "hbm_bytes_per_s"),
+      positive(h.memory_bytes, "memory_bytes");
+  positive(h.multiprocessors, "multiprocessors"), positive(h.ranks_per_node, "ranks_per_node");
+  positive(h.intra_bytes_per_s, "intra_bytes_per_s"), positive(h.inter_bytes_per_s, "inter_bytes_per_s");
   maybe(h.intra_latency_s, "intra_latency_s"), maybe(h.inter_latency_s, "inter_latency_s");
-  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.processors, "processors");
-  share(h.product_efficiency, "product_efficiency"), share(h.memory_efficiency, "memory_efficiency");
-  share(h.intra_efficiency, "intra_efficiency"), share(h.inter_efficiency, "inter_efficiency");
-  s.add(h.contention, {"contention", {}, {0, 1}});
-  rate(h.range_fastest, "range_fastest"), rate(h.range_slowest, "range_slowest");
+  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.cores, "processors");
+  fraction(h.product_efficiency, "product_efficiency"), fraction(h.memory_efficiency, "memory_efficiency");
+  fraction(h.intra_efficiency, "intra_efficiency"), fraction(h.inter_efficiency, "inter_efficiency");
+  s.add({"contention", &h.contention, {}, Field{.range = {0, 1}}});
+  positive(h.range_fastest, "range_fastest"), positive(h.range_slowest, "range_slowest");
   return s;
 }
 
 Settings field_descriptors(Software& w) {
   Settings s;
-  const auto bytes = [&](double& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
-  const auto way = [&](auto& value, std::string_view name) { s.add(value, {name}); };
-  way(w.attention, "attention"), way(w.fused_elementwise, "fused_elementwise");
+  const auto bytes = [&](double& value, std::string_view name) { s.add({name, &value, {}, Field{.range = {0}}}); };
+  const auto add_field = [&](auto& value, std::string_view name) { s.add({name, &value}); };
+  add_field(w.attention, "attention"), add_field(w.fused_elementwise, "fused_elementwise");
   bytes(w.parameter_bytes, "parameter_bytes"), bytes(w.gradient_bytes, "gradient_bytes");
   bytes(w.state_bytes, "state_bytes"), bytes(w.gather_bytes, "gather_bytes");
   bytes(w.reduce_bytes, "reduce_bytes"), bytes(w.logit_bytes, "logit_bytes");
-  way(w.tp_overlap, "tp_overlap"), way(w.dp_overlap, "dp_overlap"), way(w.pp_overlap, "pp_overlap");
-  way(w.scatter_messages, "scatter_messages"), way(w.dropout, "dropout"), way(w.fp8, "fp8");
-  way(w.reshard_after_forward, "reshard_after_forward"), way(w.sums_after_pipeline, "sums_after_pipeline");
-  way(w.message_buffers, "message_buffers"), way(w.fewer_layers_at_ends, "fewer_layers_at_ends");
+  add_field(w.tp_overlap, "tp_overlap"), add_field(w.dp_overlap, "dp_overlap"), add_field(w.pp_overlap, "pp_overlap");
+  add_field(w.scatter_messages, "scatter_messages"), add_field(w.dropout, "dropout"), add_field(w.fp8, "fp8");
+  add_field(w.reshard_after_forward, "reshard_after_forward"), add_field(w.sums_after_pipeline, "sums_after_pipeline");
+  add_field(w.message_buffers, "message_buffers"), add_field(w.fewer_layers_at_ends, "fewer_layers_at_ends");
   bytes(w.gated_activation_pieces, "gated_activation_pieces");
   return s;
 }
@@ -126,9 +136,10 @@ Settings field_descriptors(Software& w) {
 void check(const Hardware& given) {
   Hardware h = given;
   check_ranges(field_descriptors(h));
-  for (const auto& [kernel, rate] : h.attention)
-    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
-      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", rate.flops));
+  for (const auto& [kernel, positive] : h.attention)
+    if (!(positive.flops > 0) || !std::isfinite(positive.flops) || !(positive.half_tokens >= 0) ||
+        !std::isfinite(positive.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", positive.flops));
   if (h.range_fastest > h.range_slowest)
     throw FieldError("range_fastest", fmt::format("expected at most {}, got {}", h.range_slowest, h.range_fastest));
 }

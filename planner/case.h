@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/embedded_file.h"
 #include "base/setting.h"
 #include "models/language_model.h"
 #include "train/plan.h"
@@ -66,9 +67,9 @@ struct Layout {
 };
 
 // FLOP/s over s tokens: flops * s / (s + half_tokens).
-struct AttentionRate {
+struct AttentionThroughput {
   double flops = 0, half_tokens = 0;
-  bool operator==(const AttentionRate&) const = default;
+  bool operator==(const AttentionThroughput&) const = default;
 };
 
 // From data sheets and public microbenchmarks cited in planner/hardware/NAME.toml, or measured on this machine.
@@ -85,11 +86,11 @@ struct Hardware {
   double memory_efficiency = 0.85;                          // elementwise kernels: fraction of hbm_bytes_per_s
   double intra_efficiency = 0.78, inter_efficiency = 0.85;  // collectives: fraction of link bandwidth
   double contention = 0.15;  // slowdown of compute, as a fraction of overlapped communication time
-  std::map<std::string, AttentionRate> attention = {};  // key: unfused, flash1, flash2, cudnn, ...
-  double reserved_bytes = 0;                            // part of memory_bytes for driver and libraries
-  int64_t processors = 0;                               // CPU cores shared by a node's ranks; 0: not shared
-  double range_fastest = 1, range_slowest = 1;          // factors of the predicted time; 1 for a measured machine
-  std::shared_ptr<const Machine> measured = {};         // predicts Tessera's own steps
+  std::map<std::string, AttentionThroughput> attention = {};  // key: unfused, flash1, flash2, cudnn, ...
+  double reserved_bytes = 0;                                  // part of memory_bytes for driver and libraries
+  int64_t cores = 0;                                          // CPU cores shared by a node's ranks; 0: not shared
+  double range_fastest = 1, range_slowest = 1;                // factors of the predicted time; 1 for a measured machine
+  std::shared_ptr<const Machine> measured = {};               // predicts Tessera's own steps
   bool operator==(const Hardware&) const = default;
   double usable_bytes() const { return memory_bytes - reserved_bytes; }
 };
@@ -143,11 +144,8 @@ void check(const Hardware& hardware);
 void check(const Software& software);
 
 // Embedded from planner/hardware/ and planner/software/, sorted by name.
-struct File {
-  std::string_view name, text;  // name: without .toml
-};
-const std::vector<File>& hardware_files();
-const std::vector<File>& software_files();
+const std::vector<EmbeddedFile>& hardware_files();
+const std::vector<EmbeddedFile>& software_files();
 
 // "a100-40", "a100-80", ...; "deepspeed", "fsdp", "megatron", "tessera".
 const std::vector<std::string>& hardware_names();

@@ -40,7 +40,7 @@ bool take_other(Hardware& h, const std::string& key, const Json& value) {
   if (!key.starts_with(begin)) return false;
   for (const std::string& end : {flops, half})
     if (key.ends_with(end) && key.size() > begin.size() + end.size()) {
-      AttentionRate& rate = h.attention[key.substr(begin.size(), key.size() - begin.size() - end.size())];
+      AttentionThroughput& rate = h.attention[key.substr(begin.size(), key.size() - begin.size() - end.size())];
       take_number(key, value, end == flops ? rate.flops : rate.half_tokens);
       return true;
     }
@@ -73,16 +73,16 @@ Json json_of_file(std::string_view text, const std::string& path) {
   return out;
 }
 
-std::vector<std::string> file_names(const std::vector<File>& files) {
+std::vector<std::string> file_names(const std::vector<EmbeddedFile>& files) {
   std::vector<std::string> out;
-  for (const File& f : files) out.emplace_back(f.name);
+  for (const EmbeddedFile& f : files) out.emplace_back(f.name);
   return out;
 }
 
 template <class T>
-T named(const std::vector<File>& files, std::string_view name, const char* field,
+T named(const std::vector<EmbeddedFile>& files, std::string_view name, const char* field,
         T (*read)(std::string_view, const std::string&)) {
-  const auto found = std::ranges::find(files, name, &File::name);
+  const auto found = std::ranges::find(files, name, &EmbeddedFile::name);
   if (found == files.end())
     throw FieldError(field, fmt::format("expected {} or a file, got {}{}", fmt::join(file_names(files), ", "), name,
                                         did_you_mean(name, file_names(files))));

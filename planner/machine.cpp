@@ -159,14 +159,14 @@ Identity identity_of_this(std::string_view version) {
   return {
       .processor = fmt::format("{} family {} model {} {}", cpu_field(text, "vendor_id"), cpu_field(text, "cpu family"),
                                cpu_field(text, "model"), cpu_field(text, "model name")),
-      .processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+      .cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
       .gpu = gpu_count() > 0 ? describe_device() : "none",
       .version = std::string(version)};
 }
 
 // Interpolates linearly between measurements, in the number of busy cores and in the cores per rank.
 double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const {
-  const auto p = static_cast<double>(identity.processors), wanted = busy * static_cast<double>(threads);
+  const auto p = static_cast<double>(identity.cores), wanted = busy * static_cast<double>(threads);
   const auto of = [&](MachineLoad company) {
     return planner::seconds(
         costs[static_cast<size_t>(company)][dtype == DType::bfloat16 ? 1 : 0][static_cast<size_t>(kernel)], sizes);
@@ -197,7 +197,7 @@ double Machine::seconds(Exchange exchange, int64_t ranks, double bytes) const {
 
 std::filesystem::path machine_file(const Identity& identity) {
   const std::string all =
-      fmt::format("{}\n{}\n{}\n{}", identity.processor, identity.processors, identity.gpu, identity.version);
+      fmt::format("{}\n{}\n{}\n{}", identity.processor, identity.cores, identity.gpu, identity.version);
   return cache_directory() / fmt::format("machine-{:016x}.toml", checksum(all));
 }
 
@@ -209,7 +209,7 @@ std::string to_text(const Machine& machine) {
       "# row, element, FLOP, attention score. alone: one rank, other cores idle; together: one rank on each core;\n"
       "# threads: one rank with a thread on each core. all_reduce_2_latency_s: collective, number of thread ranks,\n"
       "# constant.\n";
-  out += fmt::format("format = {}\nprocessors = {}\n", kFormat, m.identity.processors);
+  out += fmt::format("format = {}\nprocessors = {}\n", kFormat, m.identity.cores);
   std::string ranks;
   for (const auto& [count, link] : m.links[0]) ranks += fmt::format("{}{}", ranks.empty() ? "" : " ", count);
   out += fmt::format("ranks = {}\n", nlohmann::json(ranks).dump());
@@ -237,10 +237,10 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   if (const double format = number_in(take("format")); format != static_cast<double>(kFormat))
     throw InputError(fmt::format("{}: format: expected {}, got {}", path, kFormat, format));
   Machine m;
-  const ConfigEntry processors = take("processors");
-  m.identity.processors = static_cast<int64_t>(std::min(number_in(processors), 1e6));
-  if (m.identity.processors < 1)
-    throw InputError(fmt::format("{}: processors: expected a number of at least 1", processors.where));
+  const ConfigEntry cores = take("processors");
+  m.identity.cores = static_cast<int64_t>(std::min(number_in(cores), 1e6));
+  if (m.identity.cores < 1)
+    throw InputError(fmt::format("{}: processors: expected a number of at least 1", cores.where));
   const ConfigEntry ranks = take("ranks");
   std::istringstream fields(ranks.text.value_or(""));
   for (std::string digits; fields >> digits;) {
@@ -275,7 +275,7 @@ std::optional<Machine> load_machine(const Identity& identity) {
   if (!(machine.identity == identity))
     throw InputError(
         fmt::format("{}: measured on a different machine or by a different version: {} ({} cores, GPU: {}), version {}",
-                    file.string(), machine.identity.processor, machine.identity.processors, machine.identity.gpu,
+                    file.string(), machine.identity.processor, machine.identity.cores, machine.identity.gpu,
                     machine.identity.version));
   return machine;
 }

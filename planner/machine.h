@@ -90,7 +90,7 @@ Cost fit(const std::vector<Timed>& timed);
 
 struct Identity {
   std::string processor = {};  // vendor, family, model, name
-  int64_t processors = 0;      // cores available to this process
+  int64_t cores = 0;           // cores available to this process
   std::string gpu = {};        // "none"
   std::string version = {};
   bool operator==(const Identity&) const = default;

@@ -35,8 +35,7 @@ class Clock {
       : c_(c),
         m_(machine),
         ranks_(p_.ranks()),
-        threads_(p_.threads_per_rank > 0 ? p_.threads_per_rank
-                                         : std::max<int64_t>(1, machine.identity.processors / ranks_)),
+        threads_(p_.threads_per_rank > 0 ? p_.threads_per_rank : std::max<int64_t>(1, machine.identity.cores / ranks_)),
         schedule_(make_schedule(p_)),
         layers_(layer_range(c, own_job(c))) {
     for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
@@ -72,7 +71,7 @@ class Clock {
     parts.dp += slowest - parts.optimizer;
     out.step_s = sim.makespan + slowest;
     parts.bubble = std::max(0.0, out.step_s - (parts.sum() - parts.bubble));
-    out.bubble = sim.makespan * sim.bubble_share() / out.step_s;
+    out.bubble = sim.makespan * sim.bubble_fraction() / out.step_s;
   }
 
  private:
@@ -83,7 +82,7 @@ class Clock {
     return sum;
   }
   double of(const std::vector<Sent>& sent, double busy, std::string_view axis = "") const {
-    const double p = real(m_.identity.processors);
+    const double p = real(m_.identity.cores);
     double sum = 0;
     for (const Sent& s : sent) {
       if (s.axis.ranks < 2 || (!axis.empty() && s.axis.name != axis)) continue;
@@ -188,7 +187,7 @@ Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtyp
   const Cost& attention =
       machine->costs[static_cast<size_t>(MachineLoad::alone)][type][static_cast<size_t>(Kernel::attention_forward)];
   const double query = attention[1] * kHead, key = std::max(attention[2] + attention[3] * kHead, 1e-15);
-  const double p = real(machine->identity.processors);
+  const double p = real(machine->identity.cores);
   LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
   link.s_per_byte = std::max(link.s_per_byte, 1e-13);  // the fit may return 0
   return {.name = "this",
@@ -207,7 +206,7 @@ Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtyp
           .inter_efficiency = 1,
           .contention = 0,
           .attention = {{"flash2", {.flops = 4 * kHead / key, .half_tokens = 2 * query / key}}},
-          .processors = machine->identity.processors,
+          .cores = machine->identity.cores,
           .measured = machine};
 }
 

@@ -136,7 +136,7 @@ Measured measure(const TrainConfig& job, const std::function<void(int done)>& wo
     }
     seconds.push_back(longest);
     const Simulation sim = as_measured(logs[0].schedule, lists);
-    bubbles.push_back(job.plan.pp > 1 ? sim.bubble_share() * sim.makespan / longest : 0);
+    bubbles.push_back(job.plan.pp > 1 ? sim.bubble_fraction() * sim.makespan / longest : 0);
     for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(mean.*kParts[i].second / static_cast<double>(ranks));
   }
   out.step_s = median(seconds);

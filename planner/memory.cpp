@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "models/layout.h"
+#include "models/stages.h"
 #include "planner/work.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
@@ -202,7 +202,7 @@ std::optional<TrainConfig> own_job(const Case& c) {
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
         // Ranks that do not share CPU cores have one GPU each.
-        job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
+        job.plan.device = c.hardware.cores == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;
       }
@@ -250,10 +250,10 @@ Bytes described_bytes(const Case& c) {
   }
   const Axis data = data_axis(c.layout);
   const double n = real(data.ranks), ranks = std::max(1.0, n / real(c.layout.ep)),
-               share = (n - 1) / n * held.dense + (ranks - 1) / ranks * held.experts;
+               remote = (n - 1) / n * held.dense + (ranks - 1) / ranks * held.experts;
   for (const DataSent& s : data_work(c))
     out[std::string(data.name)][std::string(kExchangeNames[static_cast<size_t>(s.exchange)])] +=
-        (s.exchange == Exchange::all_reduce ? 2 : 1) * share * s.bytes * (s.each ? m : 1);
+        (s.exchange == Exchange::all_reduce ? 2 : 1) * remote * s.bytes * (s.each ? m : 1);
   return out;
 }
 

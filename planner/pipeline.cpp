@@ -173,24 +173,24 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   StageTimes all{.forward = 0, .backward = 0, .input = 0, .weight = 0};  // per micro-batch
   for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
   const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
-               others = passes - slowest / m, share = (p - 1) / p, way = 2 * (p - 1) * message;
+               others = passes - slowest / m, fraction = (p - 1) / p, round_trip = 2 * (p - 1) * message;
   // Lower bound for few micro-batches: through all stages and back, then the last stage's passes of the other
   // micro-batches.
   const double turns = all.forward + all.input + (m - 1) * (stages.back().forward + stages.back().input),
-               stagger = spans ? 0 : share * all.forward / v;
-  double seconds = slowest + others + way;
-  if (kind == ScheduleKind::naive) seconds = m * (passes + way);
-  if (kind == ScheduleKind::one_f_one_b) seconds = slowest + others + m * 2 * share * message;
-  if (kind == ScheduleKind::interleaved) seconds = slowest + others / v + way;
+               stagger = spans ? 0 : fraction * all.forward / v;
+  double seconds = slowest + others + round_trip;
+  if (kind == ScheduleKind::naive) seconds = m * (passes + round_trip);
+  if (kind == ScheduleKind::one_f_one_b) seconds = slowest + others + m * 2 * fraction * message;
+  if (kind == ScheduleKind::interleaved) seconds = slowest + others / v + round_trip;
   if (kind == ScheduleKind::zb_h1)
-    seconds = slowest + share * std::max(0.0, all.forward + all.input - all.weight) + way;
-  if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + way / 2;
+    seconds = slowest + fraction * std::max(0.0, all.forward + all.input - all.weight) + round_trip;
+  if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + round_trip / 2;
   if (kind == ScheduleKind::v_half || kind == ScheduleKind::v_min) {
     // If the in-flight limit is below the pipeline latency, ranks wait in every round.
-    const double each = slowest / m, waits = (all.forward + all.input + 2 * way) / max_in_flight - each;
+    const double each = slowest / m, waits = (all.forward + all.input + 2 * round_trip) / max_in_flight - each;
     seconds = slowest + (kind == ScheduleKind::v_min ? 4 * p - 5 : 3 * p) / 6 * each + m * std::max(0.0, waits);
   }
-  if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
+  if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + round_trip);
   return finished(plan, stages, plan.pp == 1 ? slowest : seconds, activations);
 }
 

@@ -18,7 +18,7 @@ namespace {
 // Tile and wave quantization (NVIDIA, "Matrix Multiplication Background User's Guide"): a thread block computes one
 // output tile, a wave one tile per multiprocessor. Smaller tiles have a lower arithmetic intensity.
 struct Tile {
-  double rows, columns, speed;
+  double rows, columns, throughput;
 };
 constexpr std::array<Tile, 4> kTiles{{{256, 128, 1}, {128, 256, 1}, {128, 128, 0.92}, {64, 64, 0.6}}};
 // Prologue and epilogue of a tile (loads, stores), in steps of the inner dimension.
@@ -29,19 +29,19 @@ constexpr double kMinInner = 512;
 constexpr double kBackward = 2.5;
 
 // Seconds at 1 FLOP/s per multiprocessor.
-double tiles_s(const Task& p, double speed, const Tile& tile, double multiprocessors) {
+double tiles_s(const Task& p, double throughput, const Tile& tile, double multiprocessors) {
   const double tiles = std::ceil(p.rows / tile.rows) * std::ceil(p.columns / tile.columns) * p.count;
   const double splits = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
   const double waves = std::ceil(tiles * splits / multiprocessors);
-  return waves * 2 * tile.rows * tile.columns * (p.inner / splits + kStartUp * speed) / tile.speed;
+  return waves * 2 * tile.rows * tile.columns * (p.inner / splits + kStartUp * throughput) / tile.throughput;
 }
 
 // Williams et al. 2009, "Roofline": the maximum of arithmetic and memory time.
 double matmul_s(const Hardware& h, const Task& p) {
-  const double multiprocessors = real(h.multiprocessors), speed = p.fp8 ? 2 : 1;
+  const double multiprocessors = real(h.multiprocessors), throughput = p.fp8 ? 2 : 1;
   double fastest = HUGE_VAL;
-  for (const Tile& tile : kTiles) fastest = std::min(fastest, tiles_s(p, speed, tile, multiprocessors));
-  const double arithmetic = fastest * multiprocessors / (h.peak_flops * h.product_efficiency * speed);
+  for (const Tile& tile : kTiles) fastest = std::min(fastest, tiles_s(p, throughput, tile, multiprocessors));
+  const double arithmetic = fastest * multiprocessors / (h.peak_flops * h.product_efficiency * throughput);
   const double bytes = p.count * (2 * (p.rows + p.columns) * p.inner + p.out_bytes * p.rows * p.columns),
                casts = p.fp8 ? 3 * p.count * (p.rows + p.columns) * p.inner : 0;
   return std::max(arithmetic, bytes_s(h, bytes)) + h.launch_s + bytes_s(h, casts);
@@ -54,7 +54,7 @@ double flash_s(const Hardware& h, const std::string& kernel, double flops, doubl
   if (found == h.attention.end())
     throw FieldError("attention",
                      fmt::format("expected a kernel for which `hardware` specifies a rate, got {}", kernel));
-  const AttentionRate& rate = found->second;
+  const AttentionThroughput& rate = found->second;
   return flops * (tokens + rate.half_tokens) / tokens * (head_dim + kHalfHead) / head_dim / rate.flops + h.launch_s;
 }
 

@@ -79,25 +79,18 @@ std::string close_call_text(const SearchResult& a) {
   return fmt::format("too close to call: numbers 2 to {} are within the model error of 4%", last);
 }
 
-bool respects(const Fixed& f, const Layout& l) {
-  const Plan& p = l.plan;
-  const auto is = [](const auto& fixed, const auto& value) { return !fixed || *fixed == value; };
-  return is(f.pp, p.pp) && is(f.dp, p.dp) && is(f.cp, p.cp) && is(f.tp, p.tp) && is(f.ep, l.ep) && is(f.sp, p.sp) &&
-         is(f.microbatches, p.microbatches) && is(f.zero, p.zero) && is(f.schedule, p.schedule) &&
-         is(f.cp_mode, p.cp_mode) && is(f.recompute, p.recompute) && is(f.chunks, p.chunks);
-}
-
 bool is_feasible(const SearchRequest& q, const Layout& l) {
-  const Plan& p = l.plan;
-  if (!respects(q.fixed, l)) return false;
   SearchRequest one = q;
-  one.fixed = {p.pp,           p.dp, p.cp,   p.tp,       l.ep,      p.chunks,
-               p.microbatches, p.sp, p.zero, p.schedule, p.cp_mode, p.recompute};
-  try {
-    for (const Layout& base : bases(one))
-      if (!variants(one, base).empty()) return true;
-  } catch (const FieldError&) {
-  }
+  bool respected = true;
+  each_choice(one.fixed, l, [&](const char*, auto& fixed, const auto& value) {
+    respected = respected && (!fixed || *fixed == value);
+    fixed = value;
+  });
+  if (respected) try {
+      for (const Layout& base : bases(one))
+        if (!variants(one, base).empty()) return true;
+    } catch (const FieldError&) {
+    }
   return false;
 }
 

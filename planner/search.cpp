@@ -187,8 +187,10 @@ class Ranking {
   std::vector<Candidate> out_ = {};
 };
 
-// Without `exhaustive`, visits nodes only while they can be among the best.
-SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, const ProgressCallback& progress) {
+}  // namespace
+
+// Visits nodes only while they can be among the best.
+SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& progress) {
   SearchResult answer;
   Estimator estimate(q);
   const bool own = estimate.uses_dry_run();
@@ -201,7 +203,7 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
   for (Layout& base : bases(q)) {
     progress();
     if (!always && variants(q, base).empty()) continue;
-    nodes.push_back(exhaustive ? Node{std::move(base)} : make_node(estimate, q, std::move(base)));
+    nodes.push_back(make_node(estimate, q, std::move(base)));
   }
   if (nodes.empty())
     throw FieldError("schedule",
@@ -212,11 +214,9 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   CandidatePool fitting(kSimulated, top), tight(kExtra, top), roomy(kExtra, top);
   FirstOfKinds too_large(is_nearer);  // of each kind, the closest to fitting
-  std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
-    if (!exhaustive && !fitting.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound)))
-      break;
-    const Candidate smallest = exhaustive ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
+    if (!fitting.may_accept(kSlack * node.bound) && !(own && roomy.may_accept(kSlack * node.bound))) break;
+    const Candidate smallest = smallest_candidate(estimate, q, node.base, allowed);
     if (smallest.prediction.over_bytes > allowed) {
       too_large.add(smallest);
       continue;
@@ -224,36 +224,31 @@ SearchResult search_nodes(const SearchRequest& q, size_t top, bool exhaustive, c
     for (const Layout& layout : variants(q, node.base)) {
       progress();
       ++answer.estimated;
-      Candidate c{layout, exhaustive ? estimate.simulated(layout) : estimate(layout)};
+      Candidate c{layout, estimate(layout)};
       if (c.prediction.over_bytes > allowed)
         too_large.add(c);
-      else if (exhaustive)
-        simulated.push_back(std::move(c));
       else
         (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : fitting).add(std::move(c));
     }
   }
-  if (!exhaustive) {
-    for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
-    std::vector<Candidate*> in_turn;  // sorted, so that PipelineClock caches schedules
-    for (Candidate& c : simulated) in_turn.push_back(&c);
-    std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
-      const Plan& p = c->layout.plan;
-      return std::tuple(p.pp, p.schedule, p.chunks, p.microbatches);
-    });
-    for (Candidate* c : in_turn) {
-      progress();
-      c->prediction = estimate.simulated(c->layout);
-      if (!own && !c->prediction.fits) too_large.add(*c);
-    }
+  std::vector<Candidate> simulated;
+  for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
+  std::vector<Candidate*> in_turn;  // sorted, so that PipelineClock caches schedules
+  for (Candidate& c : simulated) in_turn.push_back(&c);
+  std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
+    const Plan& p = c->layout.plan;
+    return std::tuple(p.pp, p.schedule, p.chunks, p.microbatches);
+  });
+  for (Candidate* c : in_turn) {
+    progress();
+    c->prediction = estimate.simulated(c->layout);
+    if (!own && !c->prediction.fits) too_large.add(*c);
   }
   answer.simulated = std::ssize(simulated);
   answer.best = Ranking(q, estimate, too_large, progress).of(std::move(simulated), top);
   answer.too_large = too_large.first(top);
   return answer;
 }
-
-}  // namespace
 
 struct Estimator::Known {
   std::map<int64_t, std::vector<int64_t>> layers = {};
@@ -286,14 +281,6 @@ Prediction Estimator::of(const Layout& layout, bool simulated) {
 Prediction Estimator::as_run(const Layout& layout, Prediction simulated) {
   case_.layout = layout;
   return planner::as_run(checked_case(case_), std::move(simulated));
-}
-
-SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& progress) {
-  return search_nodes(q, top, false, progress);
-}
-
-SearchResult search_all(const SearchRequest& q, size_t top) {
-  return search_nodes(q, top, true, [] {});
 }
 
 }  // namespace tessera::planner

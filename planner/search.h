@@ -28,6 +28,14 @@ struct Fixed {
   std::optional<ContextMode> cp_mode = {};
   std::optional<Recompute> recompute = {};
 };
+// Calls visit(field, choice, value in the layout) for each.
+void each_choice(auto& f, auto& l, const auto& visit) {
+  visit("pp", f.pp, l.plan.pp), visit("dp", f.dp, l.plan.dp), visit("cp", f.cp, l.plan.cp);
+  visit("tp", f.tp, l.plan.tp), visit("ep", f.ep, l.ep), visit("chunks", f.chunks, l.plan.chunks);
+  visit("microbatches", f.microbatches, l.plan.microbatches), visit("sp", f.sp, l.plan.sp);
+  visit("zero", f.zero, l.plan.zero), visit("schedule", f.schedule, l.plan.schedule);
+  visit("cp_mode", f.cp_mode, l.plan.cp_mode), visit("recompute", f.recompute, l.plan.recompute);
+}
 
 struct SearchRequest {
   ModelShape model = {};
@@ -87,7 +95,5 @@ using ProgressCallback = std::function<void()>;
 // Throws FieldError if no layout is valid, regardless of memory.
 SearchResult search(
     const SearchRequest& question, size_t top = 10, const ProgressCallback& progress = [] {});
-// Exhaustive, for tests and few ranks.
-SearchResult search_all(const SearchRequest& question, size_t top = 10);
 
 }  // namespace tessera::planner

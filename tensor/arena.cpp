@@ -58,7 +58,7 @@ class AddressSlots {
     taken().insert(place);
     return place;
   }
-  static void give_back(int64_t place) {
+  static void decommit(int64_t place) {
     const std::lock_guard lock(mutex());
     taken().erase(place);
   }
@@ -94,7 +94,7 @@ class HostRegion final : public Region {
   }
   ~HostRegion() override {
     if (mapped_ > 0) munmap(base_, static_cast<size_t>(mapped_));
-    if (slot_ >= 0) AddressSlots::give_back(slot_);
+    if (slot_ >= 0) AddressSlots::decommit(slot_);
   }
   void commit(int64_t bytes) override {
     if (bytes <= mapped_) return;

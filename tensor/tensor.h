@@ -98,6 +98,13 @@ class Tensor {
     return reinterpret_cast<T*>(address(Device::cuda));
   }
   std::byte* address() const { return address(device()); }
+  // First element, for a kernel of `device`, which must be the tensor's. Null if the tensor is undefined.
+  template <class T>
+  T* data_on(Device device) const {
+    if (!defined_) return nullptr;
+    check_dtype(kDTypeOf<T>);
+    return reinterpret_cast<T*>(address(device));
+  }
 
   // Copies if necessary; waits for pending computations.
   Tensor on_host() const { return to(arena()->host()); }

@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "data/examples.h"
-#include "data/mixture.h"
 #include "data/loader.h"
+#include "data/mixture.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
@@ -45,8 +45,8 @@ Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size
 // Sequence s of step k is entry k * batch + s of an endless list, whose entries MixtureOrder assigns to the sources.
 class EpochSequences {
  public:
-  EpochSequences(std::vector<Epochs> sources, std::vector<int64_t> shares, int64_t batch)
-      : sources_(std::move(sources)), order_(std::move(shares)), batch_(batch) {}
+  EpochSequences(std::vector<Epochs> sources, std::vector<int64_t> ratios, int64_t batch)
+      : sources_(std::move(sources)), order_(std::move(ratios)), batch_(batch) {}
 
   template <class F>
   void at(int64_t step, int64_t sequence, const F& f) const {
@@ -69,16 +69,16 @@ class EpochSequences {
 
 Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed) {
   std::vector<Epochs> sources;
-  std::vector<int64_t> shares;
+  std::vector<int64_t> ratios;
   for (const MixturePart& p : dataset.parts) {
     sources.push_back(count_epochs(*p.dataset, context, seed, sources.size()));
-    shares.push_back(p.share);
+    ratios.push_back(p.ratio);
   }
   if (sources.empty()) {
     sources.push_back(count_epochs(dataset, context, seed, 0));
-    shares.push_back(1);
+    ratios.push_back(1);
   }
-  const auto all = std::make_shared<const EpochSequences>(sources, shares, batch);
+  const auto all = std::make_shared<const EpochSequences>(sources, ratios, batch);
   Sequences made{dataset.vocab(), [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
                    for (int64_t s = 0; s < count; ++s)
                      all->at(step, first + s, [&](const Epochs& e, int64_t row) {
@@ -89,14 +89,14 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
     made.document_end = dataset.tokenizer->document_end();
     return made;
   }
-  double tokens = 0, all_shares = 0;
-  for (size_t i = 0; i < shares.size(); ++i) {
+  double tokens = 0, all_ratios = 0;
+  for (size_t i = 0; i < ratios.size(); ++i) {
     const ExampleRows& rows = *sources[i].examples;
-    const auto share = static_cast<double>(shares[i]);
-    tokens += share * static_cast<double>(rows.tokens() - rows.examples()) / static_cast<double>(rows.count());
-    all_shares += share;
+    const auto ratio = static_cast<double>(ratios[i]);
+    tokens += ratio * static_cast<double>(rows.tokens() - rows.examples()) / static_cast<double>(rows.count());
+    all_ratios += ratio;
   }
-  made.tokens_per_step = std::llround(static_cast<double>(batch) * tokens / all_shares);
+  made.tokens_per_step = std::llround(static_cast<double>(batch) * tokens / all_ratios);
   made.trained = [=](int64_t step) { return all->trained(step); };
   made.length = [=](int64_t step, int64_t sequence) {
     int64_t found = 0;

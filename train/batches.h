@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "models/layout.h"
+#include "models/stages.h"
 #include "train/step.h"
 
 namespace tessera {

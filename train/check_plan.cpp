@@ -29,9 +29,9 @@ template <class... Args>
   throw FieldError(field, fmt::format(format, std::forward<Args>(args)...));
 }
 
-void check_numbers(Plan p) {
+void check_ranges(Plan p) {
   Plan defaults;
-  check_least(field_descriptors(p), field_descriptors(defaults));
+  check_minimum(field_descriptors(p), field_descriptors(defaults));
   const auto positive = [](const char* field, double found) {
     if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, got {}", found);
   };
@@ -136,7 +136,7 @@ void check_place(const TrainConfig& s, bool traced) {
   no_graph_because(s, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
-    refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", portable_algorithms());
+    refuse("all_reduce", "MPI reduces only arrays in host memory; expected {}", expected_algorithms());
 }
 
 // NCCL chooses its own reduction order and requires one GPU per rank.
@@ -172,7 +172,7 @@ void check_diloco(const Plan& p) {
     refuse("all_reduce",
            "a {} may sum replicas on pipeline or tensor ranks in different orders, and `dp_mode` diloco does not "
            "resynchronize them; expected {}{}",
-           p.all_reduce == Algorithm::native ? "library" : to_string(p.all_reduce), uniform_algorithms(),
+           p.all_reduce == Algorithm::native ? "library" : to_string(p.all_reduce), expected_algorithms(true),
            uses_nccl(p) ? ", and `backend` threads or mpi" : "");
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
     refuse("outer_lr", "expected a number above 0, got {}", p.outer_lr);
@@ -212,7 +212,7 @@ void check_updates(const TrainConfig& s) {
 void check_data(const Plan& p) {
   if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
     refuse("all_reduce", "{} ranks have no native all-reduce; expected {}",
-           p.backend == Backend::tcp ? "TCP" : "thread", portable_algorithms());
+           p.backend == Backend::tcp ? "TCP" : "thread", expected_algorithms());
   if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "requires `zero` 1, 2 or 3, got 0");
   if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
     refuse("shard_ranks", "groups of {} ranks do not divide the {} data ranks; nearest valid value: {}", p.shard_ranks,
@@ -266,7 +266,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
   if (!find_row(p.all_reduce).adds_uniformly() && p.all_reduce != Algorithm::native)
     refuse("all_reduce",
            "a {}'s summation order depends on positions in the buffer, which differ between ranks of `ep`; expected {}",
-           to_string(p.all_reduce), uniform_algorithms());
+           to_string(p.all_reduce), expected_algorithms(true));
 }
 
 void check_model(const TrainConfig& s) {
@@ -300,8 +300,8 @@ void check_sizes(const TrainConfig& s) {
 
 // Backends may be unavailable, depending on the process launcher.
 void check_backend(const Plan& p, int64_t ranks) {
-  const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
-  if (!p.rendezvous.empty() && !may_meet)
+  const bool uses_rendezvous = p.backend == Backend::tcp || p.backend == Backend::nccl;
+  if (!p.rendezvous.empty() && !uses_rendezvous)
     refuse("rendezvous", "requires `backend` tcp or nccl, got {}", value_name(p.backend));
   if (p.backend == Backend::tcp && p.rendezvous.empty())
     refuse("backend", "tcp requires an address for the rendezvous; expected `rendezvous` HOST:PORT");
@@ -322,7 +322,7 @@ void check_backend(const Plan& p, int64_t ranks) {
 }
 
 void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
-  check_numbers(p);
+  check_ranges(p);
   check_batch(p, batch);
   check_tensor(p, m);
   check_context(p, m);
@@ -332,7 +332,7 @@ void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
 void check(const Plan& p) {
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();  // before the first CUDA call, which enumerates GPUs
-  check_numbers(p);
+  check_ranges(p);
   check_backend(p, p.ranks());
   check_data(p);
   check_modes(p);
@@ -346,7 +346,7 @@ void check(const TrainConfig& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();
-  check_numbers(p);  // other checks divide by them
+  check_ranges(p);  // other checks divide by them
   ErrorList found;
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, p.ranks()); });

@@ -22,12 +22,12 @@ namespace {
 constexpr double kMegabyte = 1 << 20;
 constexpr double kMaxSteps = 1e12;  // so that steps times ranks stays far below 2^63
 
-// A field whose default may depend on the optimizer.
+// A field whose default may depend on the optimizer; its help ends with the defaults that differ: "...; muon: 0.95".
 struct Hyperparameter {
   std::string_view name;
   double Optimisation::*field;
   double OptimizerDefaults::*value;
-  std::string help;  // ends with the defaults that differ: "...; muon: 0.95"
+  std::string help;
 };
 
 const std::vector<Hyperparameter>& hyperparameters() {
@@ -35,17 +35,15 @@ const std::vector<Hyperparameter>& hyperparameters() {
   using D = OptimizerDefaults;
   static const std::vector<Hyperparameter> all = [] {
     std::vector<Hyperparameter> out{
+        {"momentum", &O::momentum, &D::momentum, "momentum of sgd [0.9], or of the matrices under muon [0.95]"},
         {"lr", &O::lr, &D::lr, "learning rate after warm-up"},
         {"weight_decay", &O::weight_decay, &D::weight_decay, "weight decay of matrices (none for other parameters)"},
         {"beta1", &O::beta1, &D::beta1, "Adam's decay rate of the first moment"},
-        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"},
-    };
+        {"beta2", &O::beta2, &D::beta2, "Adam's decay rate of the second moment"}};
     for (Hyperparameter& h : out)
       for (const OptimizerRow& row : kOptimizers)
-        if (row.defaults.*h.value != D().*h.value) h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
-    out.push_back({"momentum", &O::momentum, &D::momentum,
-                   fmt::format("momentum of sgd [{}], or of the matrices under muon [{}]", D().momentum,
-                               find_row(OptimizerKind::muon).defaults.momentum)});
+        if (row.defaults.*h.value != D().*h.value && h.name != "momentum")
+          h.help += fmt::format("; {}: {}", row.name, row.defaults.*h.value);
     return out;
   }();
   return all;
@@ -65,38 +63,35 @@ void set_defaults(Optimisation& o, const std::function<bool(std::string_view)>& 
 
 Settings field_descriptors(Optimisation& o) {
   Settings s;
-  s.group("Model");
-  s.add(o.dtype, {"dtype", "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify"})
-      .of("fp32|bf16|fp64")
-      .for_identity(IdentityRole::yes);
-  s.group("Data");
-  s.add(o.batch, {"batch", "global batch size: sequences per step", {1, 1e9}}).for_identity(IdentityRole::yes);
-  s.add(o.document_mask,
-        {"document_mask",
-         "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>"})
-      .for_identity(IdentityRole::unless_default);
-  s.group("Optimization");
-  s.add(o.optimizer,
-        {"optimizer", "optimizer; muon updates the weight matrices of the layers, adamw all other parameters"})
-      .for_identity(IdentityRole::yes);
-  s.add(o.momentum, {"momentum", hyperparameter_help("momentum"), {0, 1, true}}).follows();
-  s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
-  s.add(o.lr, {"lr", hyperparameter_help("lr"), {0}});
-  s.add(o.min_lr,
-        {"min_lr", "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]", {0}})
-      .or_share(o.min_lr_share, '%');
-  s.add(o.warmup, {"warmup", "linear warm-up steps; a percentage (3%) is relative to `steps`", {0, kMaxSteps}})
-      .or_share(o.warmup_share, '%');
-  s.add(o.state_dtype, {"state_dtype",
-                        "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic "
-                        "rounding (8 bytes per parameter with `grad_dtype` bf16)"})
-      .of("fp32|bf16")
-      .for_identity(IdentityRole::unless_default);
-  s.add(o.weight_decay, {"weight_decay", hyperparameter_help("weight_decay"), {0}});
-  s.add(o.beta1, {"beta1", hyperparameter_help("beta1"), {0, 1, true}});
-  s.add(o.beta2, {"beta2", hyperparameter_help("beta2"), {0, 1, true}});
-  s.add(o.clip, {"clip", "maximum global gradient norm; 0: no clipping", {0}});
-  s.add(o.seed, {"seed", "seed of the sampling RNG", {0}}).for_identity(IdentityRole::yes);
+  s.add("Model",
+        {{"dtype", &o.dtype, "dtype of parameters and activations; bf16 has fp32 master weights; fp64 is for verify",
+          Field{.choices = "fp32|bf16|fp64", .same = IdentityRole::yes}}});
+  s.add("Data", {{"batch", &o.batch, "global batch size: sequences per step",
+                  Field{.range = {1, 1e9}, .same = IdentityRole::yes}},
+                 {"document_mask", &o.document_mask,
+                  "restrict attention to documents and restart positions in each; requires tokens with <|endoftext|>",
+                  Field{.same = IdentityRole::unless_default}}});
+  s.add("Optimization",
+        {{"optimizer", &o.optimizer,
+          "optimizer; muon updates the weight matrices of the layers, adamw all other parameters",
+          Field{.same = IdentityRole::yes}},
+         {"momentum", &o.momentum, hyperparameter_help("momentum"), Field{.range = {0, 1, true}, .open = true}},
+         {"steps", &o.steps, "optimizer steps", Field{.range = {1, kMaxSteps}}},
+         {"lr", &o.lr, hyperparameter_help("lr"), Field{.range = {0}}},
+         {"min_lr", &o.min_lr,
+          "learning rate at the end of the cosine schedule; a percentage (5%) is relative to `lr` [10%]",
+          Field{.range = {0}, .fraction = &o.min_lr_fraction, .unit_suffix = '%'}},
+         {"warmup", &o.warmup, "linear warm-up steps; a percentage (3%) is relative to `steps`",
+          Field{.range = {0, kMaxSteps}, .fraction = &o.warmup_fraction, .unit_suffix = '%'}},
+         {"state_dtype", &o.state_dtype,
+          "dtype of the optimizer's moments; bf16 (requires `dtype` bf16): no master weights, stochastic rounding (8 "
+          "bytes per parameter with `grad_dtype` bf16)",
+          Field{.choices = "fp32|bf16", .same = IdentityRole::unless_default}},
+         {"weight_decay", &o.weight_decay, hyperparameter_help("weight_decay"), Field{.range = {0}}},
+         {"beta1", &o.beta1, hyperparameter_help("beta1"), Field{.range = {0, 1, true}}},
+         {"beta2", &o.beta2, hyperparameter_help("beta2"), Field{.range = {0, 1, true}}},
+         {"clip", &o.clip, "maximum global gradient norm; 0: no clipping", Field{.range = {0}}},
+         {"seed", &o.seed, "seed of the sampling RNG", Field{.range = {0}, .same = IdentityRole::yes}}});
   return s;
 }
 
@@ -112,7 +107,7 @@ ModelConfig model_config(const TrainConfig& s, int64_t tokens_vocab) {
                                           config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
-  config.whole_updates = find_row(s.optim.optimizer).updates_matrices;
+  config.full_matrix_updates = find_row(s.optim.optimizer).updates_matrices;
   return config;
 }
 
@@ -156,10 +151,10 @@ int64_t state_bytes(const Optimisation& o, bool matrices) {
 }
 
 LrSchedule lr_schedule(const Optimisation& o) {
-  const double warmup_steps = o.warmup_share * static_cast<double>(o.steps);
+  const double warmup_steps = o.warmup_fraction * static_cast<double>(o.steps);
   return {.lr = o.lr,
-          .min_lr = o.min_lr_share > 0 ? o.min_lr_share * o.lr : o.min_lr.value_or(o.lr / 10),
-          .warmup = o.warmup_share > 0 ? std::llround(warmup_steps) : o.warmup,
+          .min_lr = o.min_lr_fraction > 0 ? o.min_lr_fraction * o.lr : o.min_lr.value_or(o.lr / 10),
+          .warmup = o.warmup_fraction > 0 ? std::llround(warmup_steps) : o.warmup,
           .steps = o.steps};
 }
 

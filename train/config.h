@@ -28,10 +28,10 @@ namespace tessera {
 // Hyperparameters and other settings independent of the plan. Equal settings mean the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = OptimizerDefaults().momentum;  // for sgd, and for muon's matrices
-  double lr = OptimizerDefaults().lr;              // after warm-up
-  std::optional<double> min_lr = {};               // at the end of the cosine decay; unset: lr / 10
-  double min_lr_share = 0, warmup_share = 0;       // fractions of lr and of steps; 0: min_lr and warmup apply
+  double momentum = OptimizerDefaults().momentum;   // for sgd, and for muon's matrices
+  double lr = OptimizerDefaults().lr;               // after warm-up
+  std::optional<double> min_lr = {};                // at the end of the cosine decay; unset: lr / 10
+  double min_lr_fraction = 0, warmup_fraction = 0;  // fractions of lr and of steps; 0: min_lr and warmup apply
   int64_t warmup = 100, steps = 3000;
   double weight_decay = OptimizerDefaults().weight_decay;
   double beta1 = OptimizerDefaults().beta1, beta2 = OptimizerDefaults().beta2;
@@ -70,10 +70,10 @@ struct RunConfig {
   std::optional<std::string> out = {};                           // run directory; unset: runs/DATE-TIME
   bool resume = false;                                           // continue the run in `out`
   int64_t save_every = 500, keep = 2, eval_every = 500;
-  double save_share = 0, eval_share = 0;  // fractions of an epoch, replace step counts; 0: unused
-  std::optional<double> epochs = {};      // replaces optim.steps
-  int64_t patience = 0;                   // validations without improvement that end the run; 0: unlimited
-  int64_t check_replicas = 0;             // steps between checks; 0: only when saving
+  double save_fraction = 0, eval_fraction = 0;  // fractions of an epoch, replace step counts; 0: unused
+  std::optional<double> epochs = {};            // replaces optim.steps
+  int64_t patience = 0;                         // validations without improvement that end the run; 0: unlimited
+  int64_t check_replicas = 0;                   // steps between checks; 0: only when saving
   bool no_save = false, no_eval = false;
   int64_t dump = 0;  // the step to dump; 0: none
 };

@@ -28,7 +28,8 @@ Settings field_descriptors(TrainConfig& config);
 
 // The fields that `chosen` accepts, with their values as in files. `all` are the descriptors of `config` and possibly
 // of other structs. `set`: the derived fields (Field::open) to include, those that a user set; null: all that apply.
-Args values(const TrainConfig& config, const FieldNames* set, const Settings& all, bool (*chosen)(const Field& field));
+Args values(const TrainConfig& config, const FieldNames* set, const Settings& all,
+            bool (*chosen)(const Setting& setting));
 // The keys and values of to_toml().
 Args config_values(TrainConfig config, const FieldNames* set = nullptr);
 // The configuration as TOML; apply_config_file() restores the same values.

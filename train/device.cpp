@@ -37,7 +37,7 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) 
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) {
     cuda::use_gpu(local_rank % gpu_count());
-    cuda::keep_algorithms_in(cache_directory());  // reused by the next run
+    cuda::cache_algorithms_in(cache_directory());  // reused by the next run
   }
   ArenaPtr arena = make_arena(Device::cuda);
   arena->local<KernelChoice>() = kernels;
@@ -166,7 +166,7 @@ Communicator& with_one_job(Communicator& world, TrainConfig job) {
   Facts facts;
   for (const Settings& all : {field_descriptors(job.model), field_descriptors(job.optim), field_descriptors(job.plan)})
     for (const Setting& setting : all)
-      if (setting.field.in_file) facts.emplace_back(setting.field.name, setting.text());
+      if (setting.field.in_file) facts.emplace_back(setting.name, setting.text());
   require_same(world, facts);
   return world;
 }

@@ -27,10 +27,10 @@ void check_dump(const TrainConfig& job, int64_t step) {
 
 // Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; for the
 // logits, a shard of the columns.
-StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder)
+StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& directory)
     : trainer_(trainer),
       step_(step),
-      file_(folder / fmt::format("dump_{}.safetensors", step)),
+      file_(directory / fmt::format("dump_{}.safetensors", step)),
       model_(dynamic_cast<Decoder*>(&trainer.model())) {
   check_dump(trainer.job(), step);
   if (!model_) throw FieldError("dump", "expected a Hugging Face model family, got a custom model");

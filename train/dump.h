@@ -43,9 +43,9 @@ void check_dump(const TrainConfig& job, int64_t step);
 
 class StepDump {
  public:
-  // Dumps the step to `folder`/dump_STEP.safetensors. Every rank constructs one before the step; the trainer must
+  // Dumps the step to `directory`/dump_STEP.safetensors. Every rank constructs one before the step; the trainer must
   // outlive it. Throws as check_dump() does, and FieldError if the model is not a Decoder.
-  StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder);
+  StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& directory);
   bool is_next() const { return trainer_.steps_done() + 1 == step_; }
   // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Both throw
   // OutputError; finish() throws Error if the file is incomplete.

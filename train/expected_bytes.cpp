@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "models/layout.h"
+#include "models/stages.h"
 #include "nn/adapters/lora.h"
 #include "parallel/comm/call.h"
 #include "parallel/comm/fake_transport.h"
@@ -65,10 +66,10 @@ std::vector<ShardSizes> parameter_sizes(const TrainConfig& job, const PlanSizes&
     int64_t replicated = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
       unit.parameters.push_back(slot.size);
-      if (units[u].matrices) unit.matrices.push_back(slot.parameter->whole);
+      if (units[u].matrices) unit.matrices.push_back(slot.parameter->full_shape);
       const ShardSpec& shard = slot.parameter->shard;
       if (shard.is_replicated()) ++replicated;
-      const bool matrix = !shard.is_replicated() && slot.parameter->whole.ndim() == 2 && !units[u].is_expert();
+      const bool matrix = !shard.is_replicated() && slot.parameter->full_shape.ndim() == 2 && !units[u].is_expert();
       if (matrix && !adapters && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? sizes.columns : sizes.rows);
     }
     if (adapters) count_adapters(sizes, *units[u].module);
@@ -188,8 +189,8 @@ class Sent {
   }
   // Float64 reductions (e.g. a norm), always by the direct algorithm. If the algorithm of tp or cp reductions
   // has a different busiest rank, the busiest rank of the axis is unknown.
-  void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
-    const int64_t max_bytes = in_pieces(n, bytes, 8);
+  void reduce_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
+    const int64_t max_bytes = in_chunks(n, bytes, 8);
     const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != max_bytes && bytes / 8 % n > 0;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls,
         other ? std::nullopt : std::optional(max_bytes * calls));
@@ -219,9 +220,9 @@ class Sent {
     if (algorithm_ == Algorithm::root) return (n - 1) * bytes;
     if (algorithm_ == Algorithm::tree) return std::bit_width(static_cast<uint64_t>(n - 1)) * bytes;
     if (algorithm_ == Algorithm::ring && n > 2 && bytes / element % n > 0) return {};
-    return in_pieces(n, bytes, element);
+    return in_chunks(n, bytes, element);
   }
-  static int64_t in_pieces(int64_t n, int64_t bytes, int64_t element) {
+  static int64_t in_chunks(int64_t n, int64_t bytes, int64_t element) {
     return bytes + (n - 2) * ((bytes / element + n - 1) / n * element);
   }
   bool by_tree() const { return algorithm_ == Algorithm::tree; }
@@ -284,7 +285,7 @@ void add_dataparallel(Sent& out, const PlanSizes& s, const ShardSizes& sizes) {
   const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of a rank per step
   const int64_t logits = tokens * s.config.vocab * s.value;
   const int64_t values = sizes.full(true) * s.value, dealt = others * (4 * tokens + 8 * s.m + logits);
-  out.sum_directly("dp", n, 8 * std::ssize(sizes.units));  // the norm
+  out.reduce_directly("dp", n, 8 * std::ssize(sizes.units));  // the norm
   out.add("dp", Op::broadcast, n, 1, others * values, others * values);
   out.add("dp", Op::reduce, n, 1, others * sizes.full(true) * s.grad, sizes.full(true) * s.grad);
   out.add("dp", Op::gather, n, s.m, others * logits, logits);
@@ -327,9 +328,9 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
       if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
     }
   if (s.plan.tp > 1) {
-    out.sum_directly(axis, n, 8 * std::ssize(sizes.units));  // the norm
+    out.reduce_directly(axis, n, 8 * std::ssize(sizes.units));  // the norm
     for (int64_t group = 0; p.ep > 1 && group < p.ep; ++group)
-      out.sum_directly("edp", n / p.ep, 8 * std::ssize(sizes.units));
+      out.reduce_directly("edp", n / p.ep, 8 * std::ssize(sizes.units));
     return;
   }
   out.all_gather(axis, n, 1, (sizes.padded(n, true) - of_experts) / UnitSizes::kBlock * 8);
@@ -452,8 +453,8 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
   out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);
   add_adapters(out, s, p, sizes);
   out.all_reduce("tp", n, sizes.head_norms * m, s.config.head_size() * s.wide, s.wide);
-  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);  // the loss
-  out.sum_directly("tp", n, 8 * std::ssize(sizes.units));    // the norm, once per step
+  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);   // the loss
+  out.reduce_directly("tp", n, 8 * std::ssize(sizes.units));  // the norm, once per step
 }
 
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
@@ -463,7 +464,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
   if (n == 1) return;
   const ExpertConfig& experts = s.config.experts;
   const int64_t routings = experts.count == 0 ? 0 : sizes.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
-  if (experts.balance_loss != 0) out.sum_directly("cp", n, 8 * s.sequences * experts.count, routings);
+  if (experts.balance_loss != 0) out.reduce_directly("cp", n, 8 * s.sequences * experts.count, routings);
   if (experts.capacity > 0)  // expert choices of all tokens
     out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {
@@ -481,7 +482,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes&
 void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
   const int64_t e = p.ep, forwards = p.recompute == Recompute::block ? 2 : 1, passes = sizes.layers * s.m;
   for (int64_t g = 0; g < s.data / e; ++g) {
-    out.sum_directly("ep", e, 8 * s.units);
+    out.reduce_directly("ep", e, 8 * s.units);
     out.add("ep", Op::all_to_all, e, passes * (3 * forwards + 2),
             passes * forwards * (e - 1) * s.config.experts.count * 8, {});
   }
@@ -504,7 +505,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
   out.in_groups(s.plan.ranks() / s.plan.pp);
   out.messages("pp", 2 * s.m * s.schedule.wire_boundaries(), activation,
                s.m * *std::ranges::max_element(sends) * activation);
-  out.sum_directly("pp", s.plan.pp, 8 * s.units);  // the norm
+  out.reduce_directly("pp", s.plan.pp, 8 * s.units);  // the norm
   out.in_groups(s.data);
   for (const ShardSizes& sizes : s.shards.front()) {
     for (const UnitSizes& u : sizes.units)
@@ -523,7 +524,7 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce);
   out.in_steps(steps);
-  out.sum_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // loss, a rank's request and norm
+  out.reduce_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // loss, a rank's request and norm
   for (const std::vector<ShardSizes>& stage : s.shards) {
     for (const ShardSizes& sizes : stage) {
       if (p.dp_mode == DataMode::dataparallel)
@@ -546,10 +547,10 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
   }
   add_pipeline(out, s, p);
   std::vector<SentBytes> all = out.result();
-  const int64_t ways = p.recompute == Recompute::block ? 6 : 4;
+  const int64_t transfers = p.recompute == Recompute::block ? 6 : 4;
   for (SentBytes& sent : all)
     if (sent.axis == "ep" && sent.operation == to_string(Op::all_to_all))
-      sent.bytes += rows.value_or(balanced_rows(job) * steps) * ways * s.config.channels * s.value;
+      sent.bytes += rows.value_or(balanced_rows(job) * steps) * transfers * s.config.channels * s.value;
   return all;
 }
 

@@ -310,12 +310,12 @@ void measure(DryRunRank& rank, int64_t handed, std::vector<StageMemory>& out) {
     packs[static_cast<size_t>(stage)] += first[i + 1].live - first[i].live - (after - before);
     if (what == PassKind::F) {
       m.forward = std::max(m.forward, peak - (before - below));
-      m.kept = after - above - (before - below);
+      m.saved = after - above - (before - below);
     } else if (what == PassKind::B) {
-      m.backward = std::max(m.backward, peak - (before - m.kept - above));
+      m.backward = std::max(m.backward, peak - (before - m.saved - above));
     } else if (what == PassKind::I) {
-      m.input = std::max(m.input, peak - (before - m.kept - above));
-      m.deferred = after - below - (before - m.kept - above);
+      m.input = std::max(m.input, peak - (before - m.saved - above));
+      m.deferred = after - below - (before - m.saved - above);
     } else {
       m.weight = std::max(m.weight, peak - (before - m.deferred));
     }
@@ -366,7 +366,7 @@ std::vector<StageMemory> measure_short(TrainConfig job, std::optional<int> data_
 StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
   StageMemory out;
   for (int64_t StageMemory::*const field :
-       {&StageMemory::kept, &StageMemory::deferred, &StageMemory::forward, &StageMemory::backward, &StageMemory::input,
+       {&StageMemory::saved, &StageMemory::deferred, &StageMemory::forward, &StageMemory::backward, &StageMemory::input,
         &StageMemory::weight, &StageMemory::packs, &StageMemory::communication})
     out.*field = four.*field + (layers - 4) * (five.*field - four.*field);
   return out;
@@ -411,12 +411,12 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
                     above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
       if (a.what == PassKind::F) {
         peak = std::max(peak, live - below + m.forward);
-        live += m.kept - below + above;
+        live += m.saved - below + above;
       } else if (a.what == PassKind::W) {
         live -= m.deferred;
         peak = std::max(peak, live + m.weight);
       } else {
-        live -= m.kept + above;
+        live -= m.saved + above;
         peak = std::max(peak, live + (a.what == PassKind::I ? m.input : m.backward));
         live += below + (a.what == PassKind::I ? m.deferred : 0);
       }

@@ -37,13 +37,13 @@ std::vector<RankMemory> memory_of_ranks(const TrainConfig& job, bool alike = fal
 // micro-batch in flight plus the maximum of the current pass. The plan itself is not executed, so a runtime that
 // retains memory too long exceeds this prediction.
 //
-//   rank 0:   F0      F1      B0      F2      B1      B2          kept: between F and B of a micro-batch
-//   holds    kept   2 kept    kept  2 kept    kept     0          the peak: kept + the maximum during F or B
+//   rank 0:   F0      F1      B0      F2      B1      B2          saved: between F and B of a micro-batch
+//   holds    saved  2 saved  saved  2 saved  saved    0           the peak: saved + the maximum during F or B
 
 // Bytes of one micro-batch and stage, excluding parameters, gradients and optimizer state. Maxima include received,
 // saved and deferred tensors.
 struct StageMemory {
-  int64_t kept = 0;           // saved from F to B, or to I
+  int64_t saved = 0;          // saved from F to B, or to I
   int64_t deferred = 0;       // from I to W
   int64_t forward = 0;        // maximum of F
   int64_t backward = 0;       // of B
@@ -79,7 +79,8 @@ std::optional<MemoryRefusal> memory_refusal(const TrainConfig& job, const HostMe
 
 // The same for a possibly unknown vocabulary, from persistent state; extrapolated from two layers, so the cost is
 // independent of their number.
-std::optional<MemoryRefusal> least_refusal(const TrainConfig& job, int64_t local_world_size, const MemoryLimit& limit);
+std::optional<MemoryRefusal> minimum_refusal(const TrainConfig& job, int64_t local_world_size,
+                                             const MemoryLimit& limit);
 
 // Lower bound over all plans of a job's total memory: one replica's parameters, gradients and state, and the input of
 // each layer.
@@ -89,6 +90,6 @@ struct MinimumMemory {
   double held = 0;                     // bytes of values, state and gradients
   double activations = 0;
 };
-MinimumMemory least_memory(const TrainConfig& job);
+MinimumMemory minimum_memory(const TrainConfig& job);
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ double memory_fraction(const TrainConfig& job, int64_t local_world_size) {
 std::optional<std::vector<RankMemory>> local_rank_memory(const TrainConfig& job, const HostMemory& here,
                                                          int64_t max_bytes) {
   constexpr double kFarOff = 4;
-  const MinimumMemory bound = least_memory(job);
+  const MinimumMemory bound = minimum_memory(job);
   if ((bound.held + bound.activations) * memory_fraction(job, here.ranks) > kFarOff * static_cast<double>(max_bytes))
     return {};
   try {
@@ -70,7 +70,7 @@ std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory&
   return out;
 }
 
-std::string row_of_least(const MinimumMemory& minimum) {
+std::string minimum_row(const MinimumMemory& minimum) {
   return fmt::format(
       "  {:<12} {:>22}   bytes, at least\n  {:<12} {:>22.0f}   (of {:.4g} parameters)\n  {:<12} {:>22.0f}\n", "",
       "all ranks", "held", minimum.held, minimum.parameters, "activations", minimum.activations);
@@ -165,7 +165,7 @@ Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value
     const std::unique_ptr<LanguageModel> model = make(sized);
     Counted out;
     for (const Parameter* p : model->parameters()) {
-      const auto elements = static_cast<double>(p->whole.numel());
+      const auto elements = static_cast<double>(p->full_shape.numel());
       out.parameters += elements;
       out.values += p->packed ? static_cast<double>(p->stored_here()) : elements * static_cast<double>(value);
       out.trained += p->trainable ? elements : 0;
@@ -181,7 +181,7 @@ Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value
 
 }  // namespace
 
-MinimumMemory least_memory(const TrainConfig& job) {
+MinimumMemory minimum_memory(const TrainConfig& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const Optimisation& o = job.optim;
   const int64_t value = element_size(o.dtype);
@@ -197,25 +197,26 @@ MinimumMemory least_memory(const TrainConfig& job) {
   return out;
 }
 
-std::optional<MemoryRefusal> least_refusal(const TrainConfig& job, int64_t local_world_size, const MemoryLimit& limit) {
-  const MinimumMemory minimum = least_memory(job);
+std::optional<MemoryRefusal> minimum_refusal(const TrainConfig& job, int64_t local_world_size,
+                                             const MemoryLimit& limit) {
+  const MinimumMemory minimum = minimum_memory(job);
   const double held = minimum.held * memory_fraction(job, local_world_size);
   if (held <= static_cast<double>(limit.bytes)) return {};
-  return MemoryRefusal{row_of_least(minimum), to_line("at least " + gigabytes(held), local_world_size, limit, "")};
+  return MemoryRefusal{minimum_row(minimum), to_line("at least " + gigabytes(held), local_world_size, limit, "")};
 }
 
 std::optional<MemoryRefusal> memory_refusal(const TrainConfig& job, const HostMemory& here, const MemoryLimit& limit) {
-  if (auto refusal = least_refusal(job, here.ranks, limit)) return refusal;
+  if (auto refusal = minimum_refusal(job, here.ranks, limit)) return refusal;
   const std::optional<std::vector<RankMemory>> ranks = local_rank_memory(job, here, limit.bytes);
   if (ranks && total_memory(*ranks, here) <= limit.bytes) return {};
   const std::string found = Search(job, here, limit.bytes).result();
   if (ranks)
     return MemoryRefusal{memory_table(*ranks, here),
                          to_line(gigabytes(static_cast<double>(total_memory(*ranks, here))), here.ranks, limit, found)};
-  const MinimumMemory bound = least_memory(job);
+  const MinimumMemory bound = minimum_memory(job);
   const double at_least =
       std::max(static_cast<double>(limit.bytes), (bound.held + bound.activations) * memory_fraction(job, here.ranks));
-  return MemoryRefusal{row_of_least(bound), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
+  return MemoryRefusal{minimum_row(bound), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
 }
 
 }  // namespace tessera

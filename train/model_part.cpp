@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "models/layout.h"
 #include "parallel/pipeline/validate.h"
 #include "train/trainer.h"
 
@@ -61,7 +62,7 @@ void ModelPart::cut(const Axes& axes, const Options& o) {
                  .cp = &cp,
                  .cp_mode = o.cp_mode,
                  .ep = axes.ep});
-  keep_stages(*model_, layers_, [&, rank = axes.pp.rank()](int stage) {
+  retain_stages(*model_, layers_, [&, rank = axes.pp.rank()](int stage) {
     return schedule_.rank_of_stage[static_cast<size_t>(stage)] == rank;
   });
 }

@@ -16,116 +16,104 @@ namespace {
 
 void add_axes(Settings& s, Plan& p) {
   const auto axis = [&](int64_t& ranks, std::string_view name, std::string_view help) {
-    s.add(ranks, {name, help, {1, 1024}}).follows();
+    s.add("Plan", {{name, &ranks, help, Field{.range = {1, 1024}, .open = true}}});
   };
   axis(p.pp, "pp", "pipeline-parallel ranks, which partition the layers");
   axis(p.dp, "dp", "data-parallel ranks [ranks not used by the other axes]");
   axis(p.cp, "cp", "context-parallel ranks, which shard the tokens of every sequence");
   axis(p.tp, "tp", "tensor-parallel ranks, which shard every weight matrix");
-  s.add(p.ep, {"ep",
-               "expert-parallel group size; each group of `dp` x `cp` ranks shards the experts of every layer",
-               {1, 1024}});
-  s.add(p.sp, {"sp", "with `tp`: shard activations between blocks over the tokens (sequence parallelism)"});
-  s.add(p.tie_copies,
-        {"tie_copies",
-         "sum the two gradients of a tied weight separately, so that one rank is bitwise identical to a pipeline"});
+  s.add("Plan",
+        {{"ep", &p.ep, "expert-parallel group size; each group of `dp` x `cp` ranks shards the experts of every layer",
+          Field{.range = {1, 1024}}},
+         {"sp", &p.sp, "with `tp`: shard activations between blocks over the tokens (sequence parallelism)"},
+         {"tie_copies", &p.tie_copies,
+          "sum the two gradients of a tied weight separately, so that one rank is bitwise identical to a pipeline"}});
 }
 
 void add_data_axis(Settings& s, Plan& p) {
-  s.add(p.zero, {"zero", "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also parameters"});
-  s.add(p.shard_ranks,
-        {"shard_ranks", "with `zero`: data ranks per sharding group, replicated across groups [all]", {1, 1024}})
-      .follows()
-      .for_record(IdentityRole::unless_default);
-  s.add(p.dp_mode, {"dp_mode", "data-parallel algorithm"});
-  s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: local steps between two synchronizations", {1, 1e9}})
-      .with("dp_mode diloco")
-      .for_record(IdentityRole::yes);
-  s.add(p.sync_fragments,
-        {"sync_fragments",
-         "with `dp_mode` diloco: number of fragments (groups of layers) that are synchronized at different steps",
-         {1, 1e6}})
-      .with("dp_mode diloco")
-      .for_record(IdentityRole::unless_default);
-  s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the outer step", {0, 1e3}})
-      .with("dp_mode diloco");
-  s.add(p.outer_momentum,
-        {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of the outer step", {0, 1, true}})
-      .with("dp_mode diloco");
-  s.add(p.servers, {"servers", "number of parameter servers, on the first ranks", {1, 1024}})
-      .with("dp_mode ps-sync or ps-async");
-  s.add(p.staleness,
-        {"staleness", "maximum number of steps that a ps-async worker may be ahead of the slowest", {0, 1e6}})
-      .with("dp_mode ps-async");
-  s.add(p.record, {"record", "write the order of ps-async pushes to this file"}).of_call().with("dp_mode ps-async");
-  s.add(p.replay,
-        {"replay",
-         "replay the ps-async pushes in the order of this file; with `resume`: the file with which the run started"})
-      .of_call()
-      .with("dp_mode ps-async");
-  s.add(p.bucket_mb, {"bucket_mb", "DDP bucket size (gradients per all-reduce) in MiB", {1e-6, 1e6}});
-  s.add(p.grad_dtype, {"grad_dtype", "dtype of gradient accumulation and communication"}).of("fp32|bf16");
-  s.add(p.all_reduce, {"all_reduce", "all-reduce algorithm"});
-  s.add(p.offload, {"offload",
-                    "offload between uses: optimizer state (to a mapped file or, with a GPU, to host memory) or "
-                    "parameters (to host memory; requires `zero` 3 and a GPU)"});
+  s.add(
+      "Plan",
+      {{"zero", &p.zero, "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also parameters"},
+       {"shard_ranks", &p.shard_ranks, "with `zero`: data ranks per sharding group, replicated across groups [all]",
+        Field{.range = {1, 1024}, .open = true, .recorded = IdentityRole::unless_default}},
+       {"dp_mode", &p.dp_mode, "data-parallel algorithm"},
+       {"sync_every", &p.sync_every, "with `dp_mode` diloco: local steps between two synchronizations",
+        Field{.range = {1, 1e9}, .goes_with = "dp_mode diloco", .recorded = IdentityRole::yes}},
+       {"sync_fragments", &p.sync_fragments,
+        "with `dp_mode` diloco: number of fragments (groups of layers) that are synchronized at different steps",
+        Field{.range = {1, 1e6}, .goes_with = "dp_mode diloco", .recorded = IdentityRole::unless_default}},
+       {"outer_lr", &p.outer_lr, "with `dp_mode` diloco: learning rate of the outer step",
+        Field{.range = {0, 1e3}, .goes_with = "dp_mode diloco"}},
+       {"outer_momentum", &p.outer_momentum, "with `dp_mode` diloco: Nesterov momentum of the outer step",
+        Field{.range = {0, 1, true}, .goes_with = "dp_mode diloco"}},
+       {"servers", &p.servers, "number of parameter servers, on the first ranks",
+        Field{.range = {1, 1024}, .goes_with = "dp_mode ps-sync or ps-async"}},
+       {"staleness", &p.staleness, "maximum number of steps that a ps-async worker may be ahead of the slowest",
+        Field{.range = {0, 1e6}, .goes_with = "dp_mode ps-async"}},
+       {"record", &p.record, "write the order of ps-async pushes to this file",
+        Field{.goes_with = "dp_mode ps-async", .in_file = false}},
+       {"replay", &p.replay,
+        "replay the ps-async pushes in the order of this file; with `resume`: the file with which the run started",
+        Field{.goes_with = "dp_mode ps-async", .in_file = false}},
+       {"bucket_mb", &p.bucket_mb, "DDP bucket size (gradients per all-reduce) in MiB", Field{.range = {1e-6, 1e6}}},
+       {"grad_dtype", &p.grad_dtype, "dtype of gradient accumulation and communication", Field{.choices = "fp32|bf16"}},
+       {"all_reduce", &p.all_reduce, "all-reduce algorithm"},
+       {"offload", &p.offload,
+        "offload between uses: optimizer state (to a mapped file or, with a GPU, to host memory) or parameters (to "
+        "host memory; requires `zero` 3 and a GPU)"}});
 }
 
 void add_pipeline_and_context(Settings& s, Plan& p) {
-  s.add_or_file(p.schedule, p.schedule_file,
-                {"schedule",
-                 "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a "
-                 "file with one line per rank"});
-  s.add(p.schedule_file, {"schedule_file"}).for_programs();
-  s.add(p.chunks,
-        {"chunks", "virtual pipeline stages per pipeline rank; used by `schedule` interleaved [2]", {1, 1024}})
-      .follows();
-  s.add(p.cp_mode,
-        {"cp_mode",
-         "context-parallel attention: pass keys and values around a ring, or exchange tokens for heads (ulysses)"});
-  s.add(p.microbatches,
-        {"microbatches", "sequential micro-batches per step and data rank (gradient accumulation)", {1, 1e9}})
-      .in("Data");
+  s.add("Plan",
+        {{"schedule",
+          {&p.schedule, &p.schedule_file},
+          "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a file with one "
+          "line per rank"},
+         {"schedule_file", &p.schedule_file, {}, Field{.in_words = false}},
+         {"chunks", &p.chunks, "virtual pipeline stages per pipeline rank; used by `schedule` interleaved [2]",
+          Field{.range = {1, 1024}, .open = true}},
+         {"cp_mode", &p.cp_mode,
+          "context-parallel attention: pass keys and values around a ring, or exchange tokens for heads (ulysses)"},
+         {"microbatches", &p.microbatches, "sequential micro-batches per step and data rank (gradient accumulation)",
+          Field{.range = {1, 1e9}, .group = "Data"}}});
 }
 
 void add_place(Settings& s, Plan& p) {
-  s.add(p.recompute, {"recompute",
-                      "activation checkpointing: activations that the backward pass recomputes; gelu is an alias of "
-                      "activation; op: torchtitan's selective mode, only for `plan`"})
-      .of("none|activation|activation+norm|attention|block|op|gelu|gelu+norm")
-      .renaming(recompute_name);
-  s.add(p.device, {"device", "device of the ranks; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"});
-  s.add(p.backend, {"backend",
-                    "ranks are threads of one process, mpirun processes, or processes with a TCP rendezvous; nccl: any "
-                    "of these, with one GPU per rank [as the program was started]"})
-      .follows()
-      .of_call();
-  s.add(p.rendezvous, {"rendezvous", "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun"})
-      .of_call();
-  s.add(p.cuda_graph, {"cuda_graph",
-                       "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without "
-                       "point-to-point messages (no `pp`, no ring)"});
-  s.add(p.attention, {"attention",
-                      "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own) [cudnn if "
-                      "built in, own for verify]"})
-      .of("cudnn|own")
-      .follows();
-  s.add(p.deterministic,
-        {"deterministic",
-         "bitwise reproducible runs on a GPU, at some cost in throughput; CPU runs are always reproducible"});
-  s.add(p.threads_per_rank, {"threads_per_rank", "threads per rank [cores divided by ranks]", {1, 1024}}).follows();
-  s.add(p.timeout, {"timeout", "maximum time in seconds that a rank waits for another rank", {0.01, 1e6}});
+  s.add("Place",
+        {{"recompute", &p.recompute,
+          "activation checkpointing: activations that the backward pass recomputes; gelu is an alias of activation; "
+          "op: torchtitan's selective mode, only for `plan`",
+          Field{.choices = "none|activation|activation+norm|attention|block|op|gelu|gelu+norm",
+                .renames = recompute_name}},
+         {"device", &p.device, "device of the ranks; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"},
+         {"backend", &p.backend,
+          "ranks are threads of one process, mpirun processes, or processes with a TCP rendezvous; nccl: any of these, "
+          "with one GPU per rank [as the program was started]",
+          Field{.open = true, .in_file = false}},
+         {"rendezvous", &p.rendezvous, "HOST:PORT on the host of rank 0 for the rendezvous of processes without mpirun",
+          Field{.in_file = false}},
+         {"cuda_graph", &p.cuda_graph,
+          "capture a step as one CUDA graph and replay it; auto: on one rank, and on NCCL ranks without point-to-point "
+          "messages (no `pp`, no ring)"},
+         {"attention", &p.attention,
+          "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own) [cudnn if built in, own "
+          "for verify]",
+          Field{.choices = "cudnn|own", .open = true}},
+         {"deterministic", &p.deterministic,
+          "bitwise reproducible runs on a GPU, at some cost in throughput; CPU runs are always reproducible"},
+         {"threads_per_rank", &p.threads_per_rank, "threads per rank [cores divided by ranks]",
+          Field{.range = {1, 1024}, .open = true}},
+         {"timeout", &p.timeout, "maximum time in seconds that a rank waits for another rank",
+          Field{.range = {0.01, 1e6}}}});
 }
 
 }  // namespace
 
 Settings field_descriptors(Plan& p) {
   Settings s;
-  s.group("Plan");
   add_axes(s, p);
   add_data_axis(s, p);
   add_pipeline_and_context(s, p);
-  s.group("Place");
   add_place(s, p);
   return s;
 }

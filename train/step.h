@@ -55,7 +55,7 @@ class StepConsensus {
   Decision agree(StepRequest request, bool can_launch, bool can_capture);
   // This rank's preferred mode.
   static StepMode choose(bool can_launch, bool can_capture);
-  void add_up(const Tensor& numbers) { world_.all_reduce(numbers); }
+  void add_up(const Tensor& values) { world_.all_reduce(values); }
   void wait(Arena& gpu) { world_.wait_for_gpu(gpu, "step"); }
 
   // Bracket a captured step and count its communication calls; count_again() adds the same counts for a replay.
@@ -92,7 +92,7 @@ class StepGraph : NotCopied {
     Optimizer* optimizer = nullptr;
     double clip = 0;                             // 0: unlimited
     bool captured = false;                       // false: queued again in every step
-    bool may_give_up = false;                    // after a failed capture, queue all steps instead of ending the run
+    bool may_fall_back = false;                  // after a failed capture, queue all steps instead of ending the run
     StepConsensus* ranks = nullptr;              // null for one rank
     bool says_loss = true, says_squares = true;  // contributes to the reductions
   };

@@ -156,10 +156,10 @@ void Trainer::queue_sums() {
   sum_tied_gradients();
 }
 
-void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
+void Trainer::dump(int64_t step, const std::filesystem::path& directory) {
   if (step <= steps_done())
     throw FieldError("step", fmt::format("expected a step after the {} completed ones, got {}", steps_done(), step));
-  dump_ = std::make_unique<StepDump>(*this, step, folder);
+  dump_ = std::make_unique<StepDump>(*this, step, directory);
 }
 
 StepReport Trainer::compute_gradients(StepRequest request) {
@@ -287,7 +287,7 @@ void Trainer::make_graph() {
          .optimizer = optimizer_.get(),
          .clip = job_.optim.clip,
          .captured = no_graph_because(job_, trace_ != nullptr, tokens_->counts_targets()).empty(),
-         .may_give_up = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
+         .may_fall_back = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
          .ranks = step_ranks_.get(),
          .says_loss = mesh_.coordinate("tp") == 0,
          .says_squares = own_sums ? strategy().copy() == 0 : data_axis_.rank() == 0},

@@ -84,7 +84,7 @@ class Trainer {
   StepReport compute_gradients(StepRequest request = StepRequest::none);
   void update(const StepReport& report);
   // Dumps that step (from 1) when it runs (train/dump.h). Collective.
-  void dump(int64_t step, const std::filesystem::path& folder);
+  void dump(int64_t step, const std::filesystem::path& directory);
 
   // Mean loss over all targets of a split, whose rows have the context's length; the same on every rank; nullopt if a
   // rank requests a stop.

@@ -15,14 +15,14 @@
 namespace tessera {
 
 std::optional<Straggler> find_straggler(const std::vector<double>& waited, double seconds) {
-  constexpr double kMinSeconds = 2, kMinShare = 0.2, kMinTimes = 2;
+  constexpr double kMinSeconds = 2, kMinFraction = 0.2, kMinTimes = 2;
   const auto others = static_cast<double>(waited.size()) - 1;
   if (others < 1 || seconds < kMinSeconds) return {};
   const auto longest = std::ranges::max_element(waited);
-  const double share = *longest / (others * seconds),
+  const double fraction = *longest / (others * seconds),
                mean = (std::accumulate(waited.begin(), waited.end(), 0.0) - *longest) / others;
-  if (share < kMinShare || *longest < kMinTimes * mean) return {};
-  return Straggler{static_cast<int>(longest - waited.begin()), share};
+  if (fraction < kMinFraction || *longest < kMinTimes * mean) return {};
+  return Straggler{static_cast<int>(longest - waited.begin()), fraction};
 }
 
 RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {

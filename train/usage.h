@@ -13,12 +13,12 @@ namespace tessera {
 struct SentBytes {
   std::string axis, operation;
   int64_t calls = 0, bytes = 0;  // sums over ranks
-  int64_t most = 0;              // by the busiest rank, if known
+  int64_t busiest = 0;           // by the busiest rank, if known
 };
 // The rank that others waited for longest, and the fraction of their time spent waiting for it.
 struct Straggler {
   int rank = 0;
-  double share = 0;
+  double fraction = 0;
 };
 // `waited`: seconds that all others have waited for each rank in a run of `seconds`. nullopt unless one rank accounts
 // for a fifth of the time and for twice the average of the others.

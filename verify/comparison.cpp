@@ -79,7 +79,7 @@ void Comparison::number(int64_t step, const std::string& what, double found, dou
   result_.bitwise = false;
   if (allowed(d)) return;
   note(step);
-  if (std::ssize(result_.wrong_steps) <= kSteps) result_.seen.numbers.push_back({step, what, found, expected});
+  if (std::ssize(result_.wrong_steps) <= kSteps) result_.seen.scalars.push_back({step, what, found, expected});
 }
 
 bool Comparison::tensors(const Tensors& all, double& worst_distance) {
@@ -150,23 +150,23 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
   std::vector<std::string> out;
   const auto& steps = result.wrong_steps;
   if (steps.empty()) return out;
-  const auto add_numbers = [&](int64_t step) {
-    for (const NumberDifference& n : result.seen.numbers)
+  const auto add_scalars = [&](int64_t step) {
+    for (const ScalarDifference& n : result.seen.scalars)
       if (n.step == step)
         out.push_back(fmt::format("step {}: the {} is {}; expected {}", step, n.what, n.found, n.expected));
   };
-  add_numbers(steps[0]);
+  add_scalars(steps[0]);
   for (const TensorDifference& t : result.seen.tensors)
     if (t.step == steps[0]) out.push_back(to_line(t, result));
   for (size_t i = 1; i < std::min<size_t>(steps.size(), kSteps); ++i) {
     std::array<int64_t, 3> counts{};
     for (const TensorDifference& t : result.seen.tensors)
       if (t.step == steps[i]) ++counts[static_cast<size_t>(t.kind)];
-    const auto numbers =
-        std::ranges::count_if(result.seen.numbers, [&](const NumberDifference& n) { return n.step == steps[i]; });
+    const auto scalars =
+        std::ranges::count_if(result.seen.scalars, [&](const ScalarDifference& n) { return n.step == steps[i]; });
     out.push_back(
         fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} state tensors also differ",
-                    steps[i], numbers, counts[0], counts[1], counts[2]));
+                    steps[i], scalars, counts[0], counts[1], counts[2]));
   }
   if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} more steps", std::ssize(steps) - kSteps));
   return out;

@@ -135,8 +135,8 @@ std::vector<FlatUnit> Reference::trained() {
   return out;
 }
 
-std::shared_ptr<const Routing> Reference::keep_choices() {
-  keep_passes(*model_);
+std::shared_ptr<const Routing> Reference::record_choices() {
+  record_passes(*model_);
   choices_ = std::make_shared<Routing>(*model_, job_.optim.batch);
   return choices_;
 }
@@ -312,8 +312,8 @@ void Reference::note_routing(const std::vector<std::vector<std::vector<int64_t>>
           if (source != owner) routing_.leaving += sent;
         }
         if (even > 0)
-          routing_.most =
-              std::max(routing_.most, static_cast<double>(got) * static_cast<double>(e) / static_cast<double>(even));
+          routing_.imbalance = std::max(routing_.imbalance,
+                                        static_cast<double>(got) * static_cast<double>(e) / static_cast<double>(even));
       }
 }
 
@@ -378,7 +378,7 @@ void Reference::adopt(const std::vector<NamedTensor>& gradients) {
   size_t at = 0;
   for (const FlatUnit& u : trained())
     for (const Slot& slot : u.slots)
-      u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).copy_from(gradients.at(at++).tensor);
+      u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape).copy_from(gradients.at(at++).tensor);
 }
 
 }  // namespace tessera

@@ -59,7 +59,7 @@ class Reference {
   // Statistics of all steps so far over the plan's ranks, without choices.
   const Routing& routing() const { return routing_; }
   // Records the choices of each subsequent step, or replays another run's choices.
-  std::shared_ptr<const Routing> keep_choices();
+  std::shared_ptr<const Routing> record_choices();
   void replay(const std::shared_ptr<const Routing>& routing) { tessera::replay(*model_, routing); }
   // Tokens whose replayed choice differs from the oracle's, over all passes, and the largest margin (Routed::margin).
   int64_t rerouted_tokens() const { return rerouted_tokens_; }

@@ -12,16 +12,16 @@ namespace {
 
 template <class T>
 struct ReplicaStep {
-  T share, momentum, rate;
+  T fraction, momentum, lr;
   // `sum`: differences summed over ranks; `buffer`: the momentum or null.
   void operator()(T sum, T* buffer, T& common) const {
-    const T mean = share * sum;
+    const T mean = fraction * sum;
     T step = mean;
     if (buffer) {
       *buffer = std::fma(momentum, *buffer, mean);
       step = std::fma(momentum, *buffer, mean);
     }
-    common = std::fma(-rate, step, common);
+    common = std::fma(-lr, step, common);
   }
 };
 
@@ -76,8 +76,8 @@ StepReport Replicas::compute_gradients() {
 
 // Fragments are staggered within H steps by their index.
 bool Replicas::due(int64_t fragment, int64_t step) const {
-  const int64_t behind = fragment * plan_.sync_every / plan_.sync_fragments;
-  return step == last_ || (step - behind) % plan_.sync_every == 0;
+  const int64_t offset = fragment * plan_.sync_every / plan_.sync_fragments;
+  return step == last_ || (step - offset) % plan_.sync_every == 0;
 }
 
 void Replicas::update() {
@@ -128,7 +128,7 @@ void Replicas::outer_step(const std::vector<const Together*>& together) {
     with_floating(t->common.dtype(), "replicas", [&](auto zero) {
       using T = decltype(zero);
       const ReplicaStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
-                              static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
+                                static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
       T* const momentum = t->momentum.defined() ? t->momentum.data<T>() : nullptr;
       for (int64_t i = 0; i < t->common.numel(); ++i)
         step(sums.data<T>()[at + i], momentum ? momentum + i : nullptr, t->common.data<T>()[i]);

@@ -24,7 +24,8 @@ std::vector<NamedTensor> compute_gradients(Reference& run) {
   std::vector<NamedTensor> out;
   for (const FlatUnit& unit : run.trained())
     for (const Slot& slot : unit.slots)
-      out.push_back({slot.parameter->name, unit.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole)});
+      out.push_back(
+          {slot.parameter->name, unit.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape)});
   return out;
 }
 
@@ -47,7 +48,7 @@ double difference_of_orders(TrainConfig job, const Sequences& sequences, const W
   Reference together(job, sequences, {});
   job.plan.microbatches = job.optim.batch;
   Reference one_by_one(job, sequences, {});
-  if (job.model.experts.count > 0) one_by_one.replay(together.keep_choices());
+  if (job.model.experts.count > 0) one_by_one.replay(together.record_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
     working("calibrating the bound by two summation orders", step);
@@ -70,7 +71,7 @@ double error_of_fp32(TrainConfig job, const Sequences& sequences, const Working&
   Reference run(job, sequences, {});
   job.optim.dtype = DType::float64;
   Reference exact(job, sequences, {});
-  if (job.model.experts.count > 0) exact.replay(run.keep_choices());
+  if (job.model.experts.count > 0) exact.replay(run.record_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
     for (size_t u = 0; u < run.units().size(); ++u) {

@@ -11,10 +11,9 @@ namespace tessera {
 // eps with L layers. k is calibrated in the same run as four times the largest difference, over tensors and steps,
 // between the gradients of two serial runs with different summation orders (all sequences of a rank at once, and one by
 // one), clamped to [64, 256] so that no calibration can hide a fault. The minimum is needed because those orders differ
-// only in sums over sequences (not at all for a batch of one), whereas a plan also reorders sums over tokens and
-// channels: a ring of two ranks with 4 channels reached 49 with AVX-512, whose matmuls sum in a different order from
-// AVX2's. In fp32 k is also at least twice the first serial run's error relative to float64: a gradient that is small
-// compared with its addends, e.g. of the key norm, has this error in any order.
+// only in sums over sequences, whereas a plan also reorders sums over tokens and channels: a ring of two ranks with 4
+// channels reached 49 with AVX-512. In fp32 k is also at least twice the first serial run's error relative to float64:
+// a gradient that is small compared with its addends, e.g. of the key norm, has this error in any order.
 struct Tolerance {
   double bound = 0;
   std::string text;  // derivation, for display

@@ -142,9 +142,9 @@ class VerifiedRank {
         result_(result) {
     const SumOrder order = order_of_sums(trainer_);
     hooks_.made(trainer_);
-    if (replays_routing(job_)) keep_passes(trainer_.model());
-    owners_of_gradients_ = aside(whole_owners(trainer_, true));
-    owners_of_values_ = aside(whole_owners(trainer_, false));
+    if (replays_routing(job_)) record_passes(trainer_.model());
+    owners_of_gradients_ = aside(full_matrix_state(trainer_, true));
+    owners_of_values_ = aside(full_matrix_state(trainer_, false));
     if (world.rank() != 0) return;
     oracle_ = std::make_unique<Replicas>(job, sequences, order);
     comparison_ = std::make_unique<Comparison>(result);
@@ -171,15 +171,15 @@ class VerifiedRank {
     note_peaks();
     take_routing();
     OfCopies gradients, values, state;
-    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(trainer_, copy)));
+    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(full_gradients(trainer_, copy)));
     trainer_.arena()->reset_peaks();
     before = counts_now();
     hooks_.update(trainer_, report);
     count_since(before);
     note_peaks();
     for (int copy = 0; copy < trained_copies(); ++copy) {
-      values.push_back(whole_values(trainer_, copy));
-      state.push_back(whole_state(trainer_, copy));
+      values.push_back(full_values(trainer_, copy));
+      state.push_back(full_state(trainer_, copy));
     }
     const std::vector<double> of_copies = norms(report);
     if (oracle_) compare(report, of_copies, gradients, values, state);
@@ -191,7 +191,7 @@ class VerifiedRank {
     if (!replays_routing(job_)) return;
     const auto routing = std::make_shared<const Routing>(read_routing(trainer_));
     replayed_.leaving += routing->leaving;
-    replayed_.most = std::max(replayed_.most, routing->most);
+    replayed_.imbalance = std::max(replayed_.imbalance, routing->imbalance);
     for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy)
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
@@ -247,8 +247,8 @@ class VerifiedRank {
     if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
     note_copies(cause);
     for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
-      const std::vector<NamedTensor> values = whole_values(trainer_, copy), state = whole_state(trainer_, copy);
-      if (oracle_) compare_kept(trainer_.steps_done(), values, state, copy);
+      const std::vector<NamedTensor> values = full_values(trainer_, copy), state = full_state(trainer_, copy);
+      if (oracle_) compare_replica(trainer_.steps_done(), values, state, copy);
     }
   }
 
@@ -307,11 +307,11 @@ class VerifiedRank {
     }
     oracle_->update();
     for (int copy = 0; copy < std::ssize(gradients); ++copy)
-      compare_kept(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
+      compare_replica(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
   }
 
-  void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
-                    int copy) {
+  void compare_replica(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
+                       int copy) {
     Reference& reference = oracle_->of(copy);
     const int rank_of_copy =
         copy * trainer_.data_axis().size() / trainer_.strategy().copies() * static_cast<int>(job_.plan.tp);
@@ -381,7 +381,7 @@ class VerifiedRank {
     if (!oracle_) return;
     const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
     result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);
-    result_.imbalance = std::max(1.0, routing.most);
+    result_.imbalance = std::max(1.0, routing.imbalance);
     for (size_t copy = 0; copy < oracle_->count(); ++copy) {
       const Reference& reference = oracle_->of(static_cast<int>(copy));
       result_.rerouted_tokens += reference.rerouted_tokens();
@@ -439,8 +439,8 @@ class VerifiedRank {
 
 }  // namespace
 
-void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
-                       const VerifyHooks& hooks, VerifyResult& result) {
+void run_with_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+                     VerifyResult& result) {
   VerifiedRank(job, world, sequences, hooks, result).run();
 }
 

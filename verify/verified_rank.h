@@ -5,7 +5,7 @@
 namespace tessera {
 
 // Runs all steps of a rank of the plan, with the oracle on rank 0.
-void run_beside_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences,
-                       const VerifyHooks& hooks, VerifyResult& result);
+void run_with_oracle(const TrainConfig& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+                     VerifyResult& result);
 
 }  // namespace tessera

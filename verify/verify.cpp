@@ -29,15 +29,9 @@ constexpr double kPeakBytes = 1 << 14;  // margin for small arrays, which matter
 constexpr double kSameBubble = 1e-9;
 constexpr size_t kToFall = 40;  // steps after which the loss must have decreased
 
-const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted) {
-  const auto found = std::ranges::find_if(
-      all, [&](const SentBytes& s) { return s.axis == wanted.axis && s.operation == wanted.operation; });
-  return found == all.end() ? nullptr : &*found;
-}
-
 void check_sent(VerifyResult& r) {
   for (const SentBytes& e : r.expected_sent) {
-    const SentBytes* const found = find(r.sent, e);
+    const SentBytes* const found = find_sent(r.sent, e);
     if (found && found->calls == e.calls && found->bytes == e.bytes) continue;
     const SentBytes f = found ? *found : SentBytes{};
     r.seen.sent.push_back({e.axis, e.operation, f.calls, e.calls, f.bytes, e.bytes});
@@ -45,7 +39,7 @@ void check_sent(VerifyResult& r) {
                                      f.calls, f.bytes, e.calls, e.bytes));
   }
   for (const SentBytes& s : r.sent) {
-    if (find(r.expected_sent, s)) continue;
+    if (find_sent(r.expected_sent, s)) continue;
     r.seen.sent.push_back({s.axis, s.operation, s.calls, 0, s.bytes, 0});
     r.failures.push_back(
         fmt::format("{} axis, {}: {} calls and {} bytes; expected none", s.axis, s.operation, s.calls, s.bytes));
@@ -107,6 +101,12 @@ void check_routing(VerifyResult& r) {
 
 }  // namespace
 
+const SentBytes* find_sent(const std::vector<SentBytes>& all, const SentBytes& wanted) {
+  const auto found = std::ranges::find_if(
+      all, [&](const SentBytes& s) { return s.axis == wanted.axis && s.operation == wanted.operation; });
+  return found == all.end() ? nullptr : &*found;
+}
+
 int64_t peak_bound(int64_t expected) {
   return static_cast<int64_t>(kPeakSlack * static_cast<double>(expected) + kPeakBytes);
 }
@@ -128,7 +128,7 @@ void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   const Simulation clock = simulate(schedule);
   r.expected_in_flight.assign(clock.in_flight.begin(), clock.in_flight.end());
   if (schedule.ranks == 1) return;
-  r.bubble = clock.bubble_share();
+  r.bubble = clock.bubble_fraction();
   r.bubble_formula = bubble_formula(schedule);
 }
 
@@ -140,7 +140,7 @@ void check_can_be_verified(const TrainConfig& s) {
                      "bitwise reproduction");
   if (s.plan.all_reduce == Algorithm::native)
     throw FieldError("all_reduce",
-                     "the summation order of a native all-reduce is unknown; expected " + portable_algorithms());
+                     "the summation order of a native all-reduce is unknown; expected " + expected_algorithms());
 }
 
 void describe_run(Observations& o, const TrainConfig& job, bool exact) {
@@ -202,7 +202,7 @@ VerifyResult verify(const TrainConfig& given, const VerifyHooks& hooks) {
   }
   describe_run(result.seen, s, result.exact);
   run(l, result, hooks, [&](Communicator& world) {
-    run_beside_oracle(s, world, sequences, hooks, result);
+    run_with_oracle(s, world, sequences, hooks, result);
     if (has_processes(s.plan)) result.known = world.rank() == 0;
   });
   if (!result.known) return result;

@@ -98,6 +98,8 @@ VerifyResult explain(const TrainConfig& job, const HooksOf& hooks);
 // The last step of verify(): adds a line to result.failures for each violated bound on totals (traffic and memory) and
 // if the plan was not exercised.
 void check_totals(VerifyResult& result, const Plan& plan);
+// The entry with the axis and operation of `wanted`, or null.
+const SentBytes* find_sent(const std::vector<SentBytes>& all, const SentBytes& wanted);
 // 2% and a few small arrays above the predicted peak, which no formula predicts to the byte.
 int64_t peak_bound(int64_t expected);
 

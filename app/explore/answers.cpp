@@ -54,7 +54,7 @@ std::optional<int64_t> parse_number(const std::string& text, int64_t min, int64_
 }
 
 Ordered parse_value(const Setting& s, const std::string& text) {
-  const std::string name(s.field.name);
+  const std::string name(s.name);
   if (text.size() > kMaxValueSize)
     throw FieldError(name, fmt::format("expected at most {} characters, got {}", kMaxValueSize, text.size()));
   if (s.is_text()) return text;
@@ -62,10 +62,10 @@ Ordered parse_value(const Setting& s, const std::string& text) {
     if (text == "true" || text == "false") return text == "true";
     throw FieldError(name, fmt::format("expected true or false, got '{}'", text));
   }
-  const auto own = std::ranges::find(kFieldMax, s.field.name, &decltype(kFieldMax)::value_type::first);
+  const auto own = std::ranges::find(kFieldMax, s.name, &decltype(kFieldMax)::value_type::first);
   const int64_t max = own == kFieldMax.end() ? kDefaultMax : own->second;
   const std::optional<int64_t> number = parse_number(text, 0, max);
-  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, got '{}'", max, text));
+  if (!number) throw FieldError(name, fmt::format("expected an integer from 0 to {}, got '{}'", max, text));
   return *number;
 }
 
@@ -76,12 +76,13 @@ struct Asked {
   int64_t ranks = 1, batch = 1;
 };
 Settings field_descriptors(Asked& a, bool is_plan) {
-  Settings s, sizes = planner::field_descriptors(a.shape), plan = planner::field_descriptors(a.layout);
-  s.add(a.model, {"model"}), s.add(a.hardware, {"hardware"}), s.add(a.software, {"software"});
-  for (const Setting& size : sizes) s.add(size).group = "model";
-  if (!is_plan) s.group("question").add(a.ranks, {"ranks"}), s.add(a.batch, {"batch"});
-  for (const Setting& field : plan)
-    if (is_plan) s.add(field).group = "plan";
+  Settings s{{"model", &a.model}, {"hardware", &a.hardware}, {"software", &a.software}};
+  s.add("model", planner::field_descriptors(a.shape));
+  if (!is_plan) s.add("question", {{"ranks", &a.ranks}, {"batch", &a.batch}});
+  for (Setting field : planner::field_descriptors(a.layout)) {
+    field.field.group = "plan";
+    if (is_plan) s.add(field);
+  }
   return s;
 }
 
@@ -119,7 +120,7 @@ planner::Case make_case(Values values) {
 
 PlanAnswer search_answer(const Request& request) {
   Values values = parse_values(request, false);
-  const Ordered numbers = values["question"], top = values[""];
+  const Ordered sizes = values["question"], top = values[""];
   const bool as_named = values["model"].empty();
   const planner::Case c = make_case(std::move(values));
   PlanOptions options;
@@ -131,8 +132,8 @@ PlanAnswer search_answer(const Request& request) {
                         {.question = {.model = c.model,
                                       .hardware = c.hardware,
                                       .software = c.software,
-                                      .ranks = numbers.value("ranks", int64_t{1}),
-                                      .batch = numbers.value("batch", int64_t{1})},
+                                      .ranks = sizes.value("ranks", int64_t{1}),
+                                      .batch = sizes.value("batch", int64_t{1})},
                          .model = top.value("model", "the page's model")},
                         request.meanwhile);
 }

@@ -157,7 +157,7 @@ class Shown {
 std::vector<std::string> read_prompts(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
-    std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
+    std::string all = for_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
     if (all.starts_with("\uFEFF")) all.erase(0, 3);
     std::istringstream text(all);
     for (std::string line; std::getline(text, line);) {
@@ -219,10 +219,8 @@ struct Prompts {
 void report_unread(const std::string& which, const Asked& asked, int64_t context) {
   const int64_t count = std::ssize(asked.tokens);
   if (count > context)
-    std::fputs(fmt::format("{} has {} tokens; the first {} are ignored, because the context length is {}\n", which,
-                           count, count - context, context)
-                   .c_str(),
-               stderr);
+    say(fmt::format("{} has {} tokens; the first {} are ignored, because the context length is {}", which, count,
+                    count - context, context));
 }
 
 // Generates and prints a text per prompt. Collective: all ranks receive the first text.
@@ -273,28 +271,22 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   }
   if (streams && prints) print(shown[0].take() + "\n");
   if (long_texts > 0)
-    std::fputs(
-        fmt::format("{} longer than the context of {} tokens; once it is full, the earliest tokens are ignored\n",
+    say(fmt::format("{} longer than the context of {} tokens; once it is full, the earliest tokens are ignored",
                     count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
-                    model.run.config.model.context)
-            .c_str(),
-        stderr);
+                    model.run.config.model.context));
   const Plan& plan = model.run.config.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count),
                rest = written - all;  // without each text's first token
   if (prints && !o.chat)
-    std::fputs(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s\n", written,
-                           one_line(model.from.path.string()),
-                           format_si(rest > 0 ? rest / (seconds - first) : written / seconds), first)
-                   .c_str(),
-               stderr);
+    say(fmt::format("{} tokens from {}, {} tokens/s; time to first token {:.3f} s", written, model.from.path.string(),
+                    format_si(rest > 0 ? rest / (seconds - first) : written / seconds), first));
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
 struct Found {
   std::string name;
-  double share = 1;
+  double ratio = 1;
   EvaluationText text;
   double loss = 0;
 
@@ -304,14 +296,14 @@ struct Found {
 
 std::vector<Found> load_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
-    return of_option("data", spec,
-                     [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
+    return for_option("data", spec,
+                      [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run.config)); });
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.config.data.source);
   std::vector<Found> out;
   if (!mixture) out.push_back({.name = "", .text = one(model.run.config.data.source)});
   for (const Weighted& w : mixture.value_or(std::vector<Weighted>()))
-    out.push_back({.name = w.name, .share = w.weight, .text = one(w.spec)});
+    out.push_back({.name = w.name, .ratio = w.weight, .text = one(w.spec)});
   return out;
 }
 
@@ -326,16 +318,16 @@ nlohmann::ordered_json result_json(const Found& f) {
 
 std::string result(bool json, const std::vector<Found>& all) {
   if (all.size() == 1) return (json ? result_json(all[0]).dump() : to_text(all[0])) + "\n";
-  double loss = 0, bytes = 0, shares = 0;
+  double loss = 0, bytes = 0, ratios = 0;
   int64_t tokens = 0;
   for (const Found& f : all) {
-    shares += f.share;
-    loss += f.share * f.loss;
-    bytes += f.share * static_cast<double>(f.text.bytes) / f.tokens();
+    ratios += f.ratio;
+    loss += f.ratio * f.loss;
+    bytes += f.ratio * static_cast<double>(f.text.bytes) / f.tokens();
     tokens += f.text.rows->targets();
   }
   const double bits = loss / std::log(2.0) / bytes;
-  loss /= shares;
+  loss /= ratios;
   if (json) {
     nlohmann::ordered_json out{{"loss", loss}, {"tokens", tokens}, {"bits_per_byte", bits}};
     for (const Found& f : all) out["datasets"][f.name] = result_json(f);
@@ -425,7 +417,7 @@ int run(const EvaluateOptions& o) {
   check_example_options(model.run.config.data);
   const std::vector<Found> texts = load_texts(model);
   for (const Found& f : texts)
-    for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+    for (const std::string& note : f.text.notes) say(note);
   launch(launch_options("evaluate", model.run, model.run.config.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();
@@ -438,7 +430,7 @@ int run(const EvaluateOptions& o) {
     if (world.rank() != 0) return;
     print(result(model.run.options.json(), found));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    std::fputs(fmt::format("{} tokens/s\n", format_si(tokens / seconds)).c_str(), stderr);
+    say(fmt::format("{} tokens/s", format_si(tokens / seconds)));
   });
   return 0;
 }

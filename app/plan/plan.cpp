@@ -24,8 +24,6 @@ namespace tessera {
 
 namespace {
 
-void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
-
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
 constexpr int64_t kDefaultVocab = 50257,
@@ -42,7 +40,7 @@ std::string without_backticks(std::string text) {
 // Errors name the file and its keys.
 template <class F>
 auto from_file(std::string_view option, const std::string& path, const F& read) {
-  const std::string text = of_option(option, path, [&] { return read_file(path); });
+  const std::string text = for_option(option, path, [&] { return read_file(path); });
   try {
     return read(text, path);
   } catch (const FieldError& e) {
@@ -102,18 +100,12 @@ planner::Software find_software(const PlanOptions& o, const planner::Hardware& h
 }
 
 // The planner searches the choices whose options are not set.
-template <class T>
-void fix(const TypedOptions& o, std::string_view field, std::optional<T>& choice, const T& value) {
-  if (o.is_set(field)) choice = value;
-}
-
 planner::Fixed fixed_choices(const TypedOptions& o, const Plan& p) {
   planner::Fixed f;
-  const Plan& plan = o.plan;
-  fix(o, "pp", f.pp, plan.pp), fix(o, "dp", f.dp, plan.dp), fix(o, "cp", f.cp, plan.cp), fix(o, "tp", f.tp, plan.tp);
-  fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
-  fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
-  fix(o, "cp_mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+  const planner::Layout l{.plan = p};
+  each_choice(f, l, [&](std::string_view field, auto& choice, const auto& value) {
+    if (o.is_set(field)) choice = value;
+  });
   return f;
 }
 
@@ -148,20 +140,20 @@ std::string machine_text(const planner::Machine& m) {
   return fmt::format(
       "{}, {} cores, GPU: {}\nmatmul {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\nall "
       "measurements: {}\n",
-      m.identity.processor, m.identity.processors, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
+      m.identity.processor, m.identity.cores, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
       m.product_flops_per_s[1] / 1e9, m.copy_bytes_per_s / 1e9, m.memory_bytes / 1e9,
       planner::machine_file(m.identity).string());
 }
 
 // Throws Error (usage) for a position outside the ranking.
 std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const planner::SearchResult& found,
-                                        const std::vector<int64_t>& numbers) {
-  for (const int64_t number : numbers)
+                                        const std::vector<int64_t>& positions) {
+  for (const int64_t number : positions)
     if (number > std::ssize(found.best))
       bad_usage("--measure: expected positions in the ranking, 1 to {}, got {}", found.best.size(), number);
   std::vector<MeasuredPlan> out;
   Progress progress(Progress::for_stderr(0, false));
-  for (const int64_t number : numbers) {
+  for (const int64_t number : positions) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
     const TrainConfig job = planner::own_job(make_case(q, c.layout)).value();
     check(job, true);
@@ -173,7 +165,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const p
 
 // `plan --cases`: prints a JSON object per line of the file. Throws Error and InputError naming the line.
 int predict_cases(const std::string& path) {
-  const std::string file = of_option("cases", path, [&] { return read_file(path); });
+  const std::string file = for_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;
   for (int64_t number = 1; !rest.empty(); ++number) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
@@ -213,7 +205,7 @@ std::shared_ptr<const planner::Machine> machine_here(bool again) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
   auto measured = std::make_shared<const planner::Machine>(
-      bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
+      bench::calibrate(identity, {}, [](std::string_view line) { say(std::string(line)); }));
   planner::save_machine(*measured);
   say(fmt::format("saved to {}", planner::machine_file(identity).string()));
   return measured;

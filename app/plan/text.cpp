@@ -264,7 +264,7 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
 
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
   Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
-  const double bubble = s.bubble_share(), makespan = s.makespan;
+  const double bubble = s.bubble_fraction(), makespan = s.makespan;
   std::vector<double> starts;
   for (const auto& rank : s.actions)
     for (const TimedAction& a : rank) starts.push_back(a.start);
@@ -416,7 +416,7 @@ std::string plan_json_lines(const PlanAnswer& a) {
 
 std::string train_command(const PlanOptions& o, const planner::SearchRequest& q, const planner::Layout& l) {
   const int64_t node = q.hardware.ranks_per_node;
-  const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
+  const bool gpu = q.hardware.cores == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_args(q.model) : model_args(o));
   out += fmt::format(" --dtype {} --batch {}", value_name(o.run.optim.dtype), q.batch);

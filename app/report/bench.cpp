@@ -160,7 +160,7 @@ Picture render_times(const Group& group, size_t files, double width) {
       .title = "", .lanes = {}, .max = std::max(0.01, std::log2(max_time / min_time)), .width = width, .right = 110};
   out.tall = 18, out.named = files, out.ticks = 6;
   for (auto& [lane, times] : lanes) {
-    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / min_time); };
+    const auto at = [&, &times = times](double q) { return std::log2(quantile(times, q) / min_time); };
     const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.suffix);
     const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
     if (!lane.suffix.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
@@ -191,9 +191,9 @@ std::vector<double> BenchRow::values(size_t side, Sample what) const {
 void Bench::read(size_t side, const std::string& name, const std::string& text) try {
   const Json file = parse_json(text, name, JsonFile::others), &context = file.at("context");
   const double busy = std::strtod(context.value("busy_processors", "0").c_str(), nullptr);
-  const double processors = context.at("num_cpus");
-  std::string machine = fmt::format("{} cores", processors);
-  if (busy > kBusy * processors) machine += fmt::format(", {:.1f} of them BUSY before the start", busy);
+  const double cores = context.at("num_cpus");
+  std::string machine = fmt::format("{} cores", cores);
+  if (busy > kBusy * cores) machine += fmt::format(", {:.1f} of them BUSY before the start", busy);
   for (const char* key : {"tessera_build", "threads", "matmul", "ceiling_fp32", "ceiling_bf16"})
     if (context.contains(key)) machine += fmt::format("; {} {}", key, context.at(key).get<std::string>());
   const std::string date = context.value("date", "");
@@ -213,7 +213,7 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
                  .reference = r.value("reference_rounds", Times()),
                  .machine = r.value("machine_rounds", Times()),
                  .busy = r.contains("other_processors") && r.at("other_processors").is_number() &&
-                         r.at("other_processors").get<double>() > kBusyRow * processors,
+                         r.at("other_processors").get<double>() > kBusyRow * cores,
                  .start = starts});
     for (const Times* list : {&run.rounds, &run.reference, &run.machine})
       if (run.rounds.empty() || r.at("time_unit") != row->unit ||

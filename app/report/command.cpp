@@ -72,7 +72,7 @@ Record start_record(const TrainConfig& config) {
   TrainConfig long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
-    r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, s.most / steps});
+    r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, s.busiest / steps});
   return r;
 }
 

@@ -33,12 +33,12 @@ struct Side {
   std::optional<Exposure> exposure = {};
 };
 
-enum class Unit : uint8_t { ms, share, bytes, rate, loss };
+enum class Unit : uint8_t { ms, fraction, bytes, rate, loss };
 
 std::string value_text(Unit unit, const Maybe& x) {
   if (!x) return "-";
   if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
-  if (unit == Unit::share) return percent(*x);
+  if (unit == Unit::fraction) return percent(*x);
   return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
 }
 
@@ -46,7 +46,7 @@ std::string value_text(Unit unit, const Maybe& x) {
 std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   if (!a || !b) return "";
   if (*a == *b) return "same";
-  if (unit == Unit::share) return fmt::format("{:+.1f} points", 100 * (*b - *a));
+  if (unit == Unit::fraction) return fmt::format("{:+.1f} points", 100 * (*b - *a));
   if (unit == Unit::loss) return fmt::format("{:+.4f}", *b - *a);
   return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
 }
@@ -66,7 +66,7 @@ class Comparison {
     options(), steps(), bubbles(), communication(), sent(), memory(), losses();
   }
   std::vector<Row> rows = {};
-  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
+  nlohmann::ordered_json data = nlohmann::ordered_json::object();
 
  private:
   void begin(const std::string& name) { part_ = name; }
@@ -75,10 +75,10 @@ class Comparison {
   void row(const std::string& name, Unit unit, Get&& get) {
     const Maybe a = get(a_), b = get(b_);
     if (!a && !b) return;
-    if (!numbers.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
+    if (!data.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
     rows.push_back({{name, value_text(unit, a), value_text(unit, b), change(unit, a, b)}});
     const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nullptr; };
-    numbers[part_][name] = {value(a), value(b)};
+    data[part_][name] = {value(a), value(b)};
   }
 
   void options() {
@@ -95,9 +95,9 @@ class Comparison {
       const std::string a = value(a_.r, name), b = value(b_.r, name);
       if (a == b) continue;
       rows.push_back({{name, {a, trailing_text(a)}, {b, trailing_text(b)}, ""}});
-      numbers[part_][name] = {a, b};
+      data[part_][name] = {a, b};
     }
-    if (!numbers.contains(part_)) rows.push_back({{"none", "", "", ""}});
+    if (!data.contains(part_)) rows.push_back({{"none", "", "", ""}});
   }
 
   void steps() {
@@ -111,27 +111,28 @@ class Comparison {
 
   void bubbles() {
     begin("pipeline bubble, fraction of the time");
-    const auto share = [&](const char* name, Maybe (*get)(const Side&)) {
-      row(name, Unit::share, [&](const Side& s) { return s.pipeline ? get(s) : Maybe(); });
+    const auto fraction = [&](const char* name, Maybe (*get)(const Side&)) {
+      row(name, Unit::fraction, [&](const Side& s) { return s.pipeline ? get(s) : Maybe(); });
     };
-    share("formula", [](const Side& s) { return s.pipeline->formula; });
-    share("planned, equal times", [](const Side& s) { return Maybe(s.pipeline->equal.bubble_share()); });
-    share("planned, measured times", [](const Side& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
-    share("measured", [](const Side& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
+    fraction("formula", [](const Side& s) { return s.pipeline->formula; });
+    fraction("planned, equal times", [](const Side& s) { return Maybe(s.pipeline->equal.bubble_fraction()); });
+    fraction("planned, measured times", [](const Side& s) { return Maybe(s.pipeline->replayed.bubble_fraction()); });
+    fraction("measured",
+             [](const Side& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_fraction()); });
   }
 
   void communication() {
     begin("communication in the traced step, mean over ranks");
-    const auto time_and_share = [&](const std::string& name, double (*get)(const Exposure&)) {
+    const auto time_and_fraction = [&](const std::string& name, double (*get)(const Exposure&)) {
       row(name, Unit::ms, [&](const Side& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
-      row(name + ", of the step", Unit::share, [&](const Side& s) {
+      row(name + ", of the step", Unit::fraction, [&](const Side& s) {
         return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
       });
     };
-    time_and_share("exposed", [](const Exposure& e) { return e.exposed(); });
-    time_and_share("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
-    time_and_share("- transfer", [](const Exposure& e) { return e.transfer; });
-    time_and_share("hidden behind computation", [](const Exposure& e) { return e.hidden; });
+    time_and_fraction("exposed", [](const Exposure& e) { return e.exposed(); });
+    time_and_fraction("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
+    time_and_fraction("- transfer", [](const Exposure& e) { return e.transfer; });
+    time_and_fraction("hidden behind computation", [](const Exposure& e) { return e.hidden; });
   }
 
   // Bytes per step if both runs have traces, otherwise the summary's bytes of the full run.
@@ -314,7 +315,7 @@ std::string compare_to_text(const Record& a, const Record& b, bool as_page) {
       {"loss", &with_losses}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
   for (const auto& [name, runs] : figures)
     if (!runs->empty()) parts.push_back(make_figure(name, *runs, kWidth));
-  return html_page(a.label + " and " + b.label + ", Tessera runs", parts, all.numbers.dump());
+  return html_page(a.label + " and " + b.label + ", Tessera runs", parts, all.data.dump());
 }
 
 Flights parse_flights(std::string_view file, const std::string& what) {
@@ -330,7 +331,7 @@ Flights parse_flights(std::string_view file, const std::string& what) {
   } catch (const Json::exception& e) {
     bad_input("{}: not a valid flight record: {}", what, e.what());
   } catch (const std::bad_optional_access&) {
-    bad_input("{}: not a valid flight record: expected whole numbers", what);
+    bad_input("{}: not a valid flight record: expected integers", what);
   }
   constexpr int64_t kMax = 1 << 16;
   for (const RankFlight& r : out.written)

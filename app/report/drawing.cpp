@@ -41,58 +41,21 @@ constexpr Colour kColours[] = {
     {"m4", "#8e7210", "#dcb548"},     {"m5", "#6e757f", "#79828f"},      {"warn", "#fdf1dc", "#3a2f17"},
 };
 
-constexpr const char* kPageRules = R"css(* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
-main { max-width: 1268px; margin: 0 auto; padding: 20px 16px 60px; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 16px 28px 20px; margin: 0 0 18px; }
-h1 { font-size: 24px; margin: 6px 0 2px; } h2 { font-size: 19px; margin: 4px 0 6px; } h3 { font-size: 14px; margin: 16px 0 4px; font-weight: 600; }
-p { max-width: 900px; margin: 4px 0 10px; } .model { color: var(--soft); } .note { color: var(--soft); font-size: 13px; }
-.warn { background: var(--warn); border-radius: 6px; padding: 8px 12px; }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(225px, 1fr)); gap: 8px 24px; margin: 12px 0 0; }
-dt { color: var(--soft); font-size: 12px; } dd { margin: 0; overflow-wrap: anywhere; }
-svg { display: block; width: 100%; height: auto; overflow: visible; }
-.glass { fill: transparent; } .glass:hover { fill: var(--ink); fill-opacity: .08; }
-svg.dim rect[data-mb] { opacity: .3; } svg.dim rect.same { opacity: 1; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; max-width: none; }
-.legend span { display: inline-flex; align-items: center; gap: 6px; } svg.key { width: 12px; height: 12px; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 10px 20px; }
-figure { margin: 0; max-width: 720px; } figcaption { font-size: 14px; font-weight: 600; margin: 8px 0 4px; }
-table { border-collapse: collapse; margin: 14px 0 6px; font-size: 14px; } th { text-align: left; font-weight: 600; font-size: 13px; color: var(--soft); }
-th, td { padding: 4px 18px 4px 0; border-bottom: 1px solid var(--line); vertical-align: middle; } td:first-child, .n { white-space: nowrap; } .n { text-align: right; font-variant-numeric: tabular-nums; }
-tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600; padding-top: 14px; } svg.bar { width: 420px; height: 14px; }
-.all { font-weight: bold; } td.in { background: var(--warn); } td.missing { color: var(--k-B); } tr.differs td { font-weight: 600; }
-#tip { position: fixed; display: none; pointer-events: none; z-index: 9; background: var(--ink); color: var(--ground);
-  padding: 6px 10px; border-radius: 6px; font-size: 12.5px; line-height: 1.4; white-space: pre; }
-@media (max-width: 700px) { section { overflow-x: auto; padding: 12px; } section > svg { min-width: 1000px; } .pair svg { min-width: 560px; } section > table { width: max-content; max-width: 640px; } }
-@media print { section { break-inside: avoid; } }
-)css";
-
-// One rule per line, because figures select individual rules; classes precede the brace.
-constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--soft); }
-text.end { text-anchor: end; }
-text.mid { text-anchor: middle; }
-text.on { fill: var(--on); text-anchor: middle; pointer-events: none; }
-text.over { fill: var(--ink); text-anchor: middle; pointer-events: none; }
-text.name { fill: var(--ink); font-weight: 600; }
-text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
-.card { fill: var(--card); stroke: var(--line); }
-.grid { stroke: var(--line); stroke-width: 1; }
-.limit { stroke: var(--k-B); stroke-width: 2; }
-.loss { fill: none; stroke: var(--k-F); stroke-width: 1.8; }
-.loss2 { fill: none; stroke: var(--k-B); stroke-width: 1.8; stroke-dasharray: 6 3; }
-.loss-key { fill: var(--k-F); }
-.loss-key2 { fill: var(--k-B); }
-.val { fill: var(--card); stroke: var(--k-F); stroke-width: 2; }
-.val2 { fill: var(--card); stroke: var(--k-B); stroke-width: 2; }
-.pass { stroke: var(--card); stroke-width: 1; }
-.area { stroke: var(--card); stroke-width: 0.6; }
-.c1 { fill-opacity: .38; }
-.c2 { fill-opacity: .2; }
-)css";
+// A file of app/report/page/ without its first line, a comment, and with `values` in place of the names in braces. The
+// last comes first, so that inserted text is never searched.
+std::string page_file(std::string_view name, const std::vector<std::pair<const char*, std::string>>& values = {}) {
+  const std::string_view file = std::ranges::find(page_files(), name, &EmbeddedFile::name)->text;
+  std::string out(file.substr(file.find('\n') + 1));
+  for (const auto& [key, text] : values) {
+    const std::string braced = fmt::format("{{{}}}", key);
+    out.replace(out.find(braced), braced.size(), text);
+  }
+  return out;
+}
 
 // Each colour's name is also the CSS class of its elements.
 std::string picture_rules() {
-  std::string out = kPictureRules;
+  std::string out = page_file("figure");
   for (const Colour& c : kColours) out += fmt::format(".{0} {{ fill: var(--{0}); }}\n", c.name);
   return out;
 }
@@ -122,14 +85,6 @@ bool uses(const std::string& body, const std::string& rule) {
   return false;
 }
 
-// The style of a page and its figures; printed pages are light.
-std::string page_style() {
-  const std::string light = variables(&Colour::light), dark = variables(&Colour::dark);
-  return "\n:root { color-scheme: light dark;" + light +
-         " }\n@media screen and (prefers-color-scheme: dark) { :root {" + dark + " } }\n" + kPageRules +
-         picture_rules();
-}
-
 // Contains only rules for classes in `body`, with literal colours, because most SVG viewers other than browsers lack
 // variables. The rules are repeated for dark screens.
 std::string figure_style(const std::string& body) {
@@ -140,43 +95,8 @@ std::string figure_style(const std::string& body) {
     light += coloured(rule, &Colour::light) + "\n";
     if (rule.find("var(") != std::string::npos) dark += coloured(rule, &Colour::dark) + "\n";
   }
-  return "\ntext { font-family: system-ui, sans-serif; }\n" + light +
-         "@media screen and (prefers-color-scheme: dark) {\n" + dark + "}\n";
+  return page_file("svg", {{"dark", dark}, {"light", light}});
 }
-
-// Shows tooltips and highlights the boxes of the same micro-batch.
-constexpr const char* kScript = R"js(
-"use strict";
-const tip = document.getElementById("tip");
-let dimmed = [];
-function undim() {
-  for (const svg of dimmed) {
-    svg.classList.remove("dim");
-    for (const box of svg.querySelectorAll(".same")) box.classList.remove("same");
-  }
-  dimmed = [];
-}
-function dim(microbatch) {
-  for (const svg of document.querySelectorAll("#pipeline > svg")) {
-    svg.classList.add("dim");
-    dimmed.push(svg);
-    for (const box of svg.querySelectorAll('[data-mb="' + microbatch + '"]')) box.classList.add("same");
-  }
-}
-document.addEventListener("mousemove", (event) => {
-  const words = event.target.dataset ? event.target.dataset.tip : undefined;
-  tip.style.display = words ? "block" : "none";
-  if (!words) return;
-  tip.textContent = words.split(" | ").join("\n");
-  const place = tip.getBoundingClientRect();
-  tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - place.width - 8)) + "px";
-  tip.style.top = Math.max(4, Math.min(event.clientY + 16, innerHeight - place.height - 8)) + "px";
-});
-document.addEventListener("mouseover", (event) => {
-  undim();
-  if (event.target.dataset && event.target.dataset.mb !== undefined) dim(event.target.dataset.mb);
-});
-)js";
 
 constexpr double kBar = 420, kMargin = 16, kHeading = 20, kBetween = 14;
 
@@ -268,7 +188,7 @@ std::string short_time(double ms) {
   return ms < 1e3 ? fmt::format("{:.{}f} ms", ms, ms < 100 ? 2 : 1) : fmt::format("{:.2f} s", ms / 1e3);
 }
 
-std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
+std::string percent(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
 std::string tick_of_ms(double time) { return fmt::format("{:.4g} ms", time); }
 
 std::string render_svg(const Box& b) {
@@ -391,10 +311,10 @@ Picture render_lanes(const Lanes& l) {
 Cell count_cell(int64_t n) { return {grouped(n), fmt::format("{}", n)}; }
 Cell ms_cell(double ms) { return {short_time(ms), fmt::format("{:.3f}", ms)}; }
 
-Cell bar_cell(double share, const std::string& css, const std::string& tip) {
+Cell bar_cell(double fraction, const std::string& css, const std::string& tip) {
   Cell out("");
   out.html = fmt::format("<svg class=\"bar\" viewBox=\"0 0 {} 14\" aria-hidden=\"true\">{}</svg>", kBar,
-                         share > 0 ? render_svg({0, 1, kBar * share, 12, css, tip}) : "");
+                         fraction > 0 ? render_svg({0, 1, kBar * fraction, 12, css, tip}) : "");
   return out;
 }
 
@@ -492,21 +412,23 @@ std::string as_svg_file(const Part& f) {
   return fmt::format(
              "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
              "{1:.0f}\" role=\"img\" aria-labelledby=\"t d\">\n<title id=\"t\">{2}</title>\n<desc "
-             "id=\"d\">{3}</desc>\n<style>",
+             "id=\"d\">{3}</desc>\n<style>\n",
              width, height, escaped(f.title), escaped(f.caption)) +
          figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
 }
 
-std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers) {
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values) {
   std::string main;
   for (const Part& p : parts) main += as_html(p, main.empty() ? 1 : 2);
   const std::string data =
-      numbers.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + numbers + "</script>\n";
-  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
-         "<link rel=\"icon\" href=\"data:,\"/>\n<title>" +
-         escaped(title) + "</title>\n<style>" + page_style() + "</style>\n</head>\n<body>\n<main>\n" + main +
-         "</main>\n<div id=\"tip\"></div>\n" + data + "<script>" + kScript + "</script>\n</body>\n</html>\n";
+      values.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + values + "</script>\n";
+  return page_file("page", {{"script", page_file("script")},
+                            {"numbers", data},
+                            {"main", main},
+                            {"rules", page_file("style") + picture_rules()},
+                            {"dark", variables(&Colour::dark)},
+                            {"light", variables(&Colour::light)},
+                            {"title", escaped(title)}});
 }
 
 }  // namespace tessera::report

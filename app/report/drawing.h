@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/embedded_file.h"
+
 namespace tessera::report {
 
 inline constexpr double kWidth = 1180;       // figure on a page, in pixels
@@ -29,7 +31,7 @@ std::string short_bytes(double bytes);
 // "431 µs", "1.23 ms", "2.10 s"
 std::string short_time(double milliseconds);
 // "37.5%"
-std::string percent(double share);
+std::string percent(double fraction);
 // "12.5 ms", for axis labels.
 std::string tick_of_ms(double time);
 
@@ -109,7 +111,7 @@ struct Cell {
 };
 Cell count_cell(int64_t n);
 Cell ms_cell(double ms);
-Cell bar_cell(double share, const std::string& css, const std::string& tip);  // fraction of the column width
+Cell bar_cell(double fraction, const std::string& css, const std::string& tip);  // fraction of the column width
 struct Column {
   Cell head;
   bool number = false;
@@ -156,7 +158,8 @@ std::string as_html(const Part& part, int level = 2);
 std::string as_text(const std::vector<Part>& parts);
 // Only figures, with `caption` as alternative text.
 std::string as_svg_file(const Part& part);
-// Self-contained; `numbers` is embedded as JSON for programs.
-std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers = "");
+const std::vector<EmbeddedFile>& page_files();  // app/report/page/
+// Self-contained; `values` is embedded as JSON for programs.
+std::string html_page(const std::string& title, const std::vector<Part>& parts, const std::string& values = "");
 
 }  // namespace tessera::report

@@ -167,8 +167,8 @@ Picture loss_picture(const Records& runs, double width) {
         chart.first = std::min(chart.first, static_cast<double>(p.step));
         chart.last = std::max(chart.last, static_cast<double>(p.step));
       }
-  const double room = std::max(1e-3, (chart.high - chart.low) * 0.06);
-  chart.low -= room, chart.high += room;
+  const double margin = std::max(1e-3, (chart.high - chart.low) * 0.06);
+  chart.low -= margin, chart.high += margin;
   Picture out{.title = "", .width = width, .height = chart.height};
   out.body = chart.grid([](double tick) { return fmt::format("{:.4g}", tick); });
   const std::vector<double> steps = ticks(chart.first, chart.last, 10);
@@ -259,7 +259,7 @@ Part pipelines(const Records& runs, double width) {
     const Record& r = runs[i];
     add_new(f.legend, pass_legend(r.schedule));
     const Simulation& plan = plans[i];
-    const std::string bubble = fmt::format("bubble {} of the time", percent(plan.bubble_share()));
+    const std::string bubble = fmt::format("bubble {} of the time", percent(plan.bubble_fraction()));
     if (r.planned) {
       const double held = static_cast<double>(*std::ranges::max_element(plan.in_flight)) / r.schedule.chunks();
       const std::string note = fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held);
@@ -272,7 +272,7 @@ Part pipelines(const Records& runs, double width) {
     const std::optional<MeasuredPipeline> p = measure_pipeline(r, step);
     if (!p) refuse("pipeline", r, "the trace contains no step with all actions of the schedule");
     for (Panel& panel : make_panels(r, *p, step)) {
-      panel.title = run_title(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_share())));
+      panel.title = run_title(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_fraction())));
       f.pictures.push_back(render_lanes(panel_lanes(panel, width)));
     }
   }
@@ -387,10 +387,10 @@ Part all_bytes(const Records& runs, double width) {
     for (const SentBytes& s : sent[i]) {
       sum += static_cast<double>(s.bytes);
       if (static_cast<double>(s.bytes) * kMaxBarRatio < max_bytes) continue;
-      const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.most);
+      const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.busiest);
       const std::string css = css_of_axis(s.axis);
       Lane bar{.name = fmt::format("{} {}", s.axis, s.operation), .suffix = short_bytes(bytes)};
-      stack(bar, own, css + " pass", fmt::format("{} bytes of the busiest rank", grouped(s.most)), short_bytes(own));
+      stack(bar, own, css + " pass", fmt::format("{} bytes of the busiest rank", grouped(s.busiest)), short_bytes(own));
       stack(bar, bytes - own, css + kPale, fmt::format("{} bytes in {} calls", grouped(s.bytes), grouped(s.calls)),
             own > 0 ? "" : "busiest rank: unknown");
       bars.lanes.push_back(std::move(bar));

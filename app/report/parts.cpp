@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kMaxRanks = shown_ranks(kWidth);
 constexpr size_t kColumns = 80;
-constexpr double kMinShare = 0.1;  // fraction of a column's time
+constexpr double kMinFraction = 0.1;  // fraction of a column's time
 
 std::string plan_values(const Record& r, std::initializer_list<const char*> names) {
   std::string out;
@@ -46,13 +46,13 @@ Part head_part(const Record& r, const StepSpan& step) {
   if (!r.validations.empty()) fact("validation loss", fmt::format("{:.4f}", r.validations.back().value));
   p.facts.insert(p.facts.end(), r.plan.begin(), r.plan.end());
   fact("cores", fmt::format("{} for {} rank threads", r.cores, r.threads));
-  fact("traced", r.kept), fact("times", r.clock);
+  fact("traced", r.recorded), fact("times", r.clock);
   p.text =
       fmt::format("{}\n{}\n{}; {} rank threads on {} cores\n", r.model,
                   plan_values(r, {"ranks", "schedule", "data axis"}), plan_values(r, {"batch"}), r.threads, r.cores);
-  p.text += step.step == 0
-                ? fmt::format("{} recorded\n", r.kept)
-                : fmt::format("step {}, the median of {}, took {:.3f} ms\n", step.step, r.kept, step.end - step.begin);
+  p.text += step.step == 0 ? fmt::format("{} recorded\n", r.recorded)
+                           : fmt::format("step {}, the median of {}, took {:.3f} ms\n", step.step, r.recorded,
+                                         step.end - step.begin);
   return p;
 }
 
@@ -78,10 +78,10 @@ Table bubble_table(const Record& r, const MeasuredPipeline& p) {
       {{"formula", p.formula ? percent(*p.formula) : Cell("none known", "none"),
         "closed form of the schedule, assuming F, I and W of equal length"}},
       {{{"planned, equal times", "planned"},
-        percent(p.equal.bubble_share()),
+        percent(p.equal.bubble_fraction()),
         "simulated schedule under the same assumption"}},
       {{{"planned, measured times", "replayed"},
-        percent(p.replayed.bubble_share()),
+        percent(p.replayed.bubble_fraction()),
         r.shared ? "simulated schedule with the CPU time of each pass in this step and zero-cost messages"
                  : "simulated schedule with the measured time of each pass in this step and the mean message time"}}};
   if (r.shared)
@@ -91,7 +91,7 @@ Table bubble_table(const Record& r, const MeasuredPipeline& p) {
                                    "does not measure the pipeline bubble",
                                    r.threads, r.cores)}});
   else
-    t.rows.push_back({{"measured", percent(p.measured.bubble_share()),
+    t.rows.push_back({{"measured", percent(p.measured.bubble_fraction()),
                        "time without computation, from the first pass of the step to the last"}});
   return t;
 }
@@ -158,11 +158,12 @@ class Line {
   std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
-      double max_share = kMinShare;
-      for (const auto& [letter, share] : taken_[c]) {
-        if (share < max_share) continue;
-        max_share = share;
-        out[c] = share > 0.5 || !shaded ? letter : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      double max_fraction = kMinFraction;
+      for (const auto& [letter, fraction] : taken_[c]) {
+        if (fraction < max_fraction) continue;
+        max_fraction = fraction;
+        out[c] =
+            fraction > 0.5 || !shaded ? letter : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
       }
     }
     return out;
@@ -335,27 +336,27 @@ Picture layer_picture(const std::string& title, const std::vector<int64_t>& laye
   Picture out{.title = title, .height = kMax + 18};
   const double each = kWidth / static_cast<double>(layer.size());
   for (size_t e = 0; e < layer.size(); ++e) {
-    const double share = times(layer, e, 1), height = std::min(kMax, share * kEven);
+    const double fraction = times(layer, e, 1), height = std::min(kMax, fraction * kEven);
     out.body += render_svg({static_cast<double>(e) * each,
                             kMax - height,
                             std::max(each - 2, 1.0),
                             height,
                             "m0",
                             fmt::format("expert {} on ep rank {} | {} choices, {:.2f} times the uniform load", e,
-                                        e / here, grouped(layer[e]), share),
-                            {fmt::format("{:.2f}", share)}});
+                                        e / here, grouped(layer[e]), fraction),
+                            {fmt::format("{:.2f}", fraction)}});
   }
   return out;
 }
 
 // Pipeline results as JSON for programs; null if not meaningful.
-std::string numbers(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
+std::string data(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
   nlohmann::ordered_json bubble;
   if (p) {
     bubble["formula"] = p->formula ? nlohmann::ordered_json(*p->formula) : nullptr;
-    bubble["equal"] = p->equal.bubble_share();
-    bubble["replayed"] = p->replayed.bubble_share();
-    bubble["measured"] = r.shared ? nullptr : nlohmann::ordered_json(p->measured.bubble_share());
+    bubble["equal"] = p->equal.bubble_fraction();
+    bubble["replayed"] = p->replayed.bubble_fraction();
+    bubble["measured"] = r.shared ? nullptr : nlohmann::ordered_json(p->measured.bubble_fraction());
   }
   return nlohmann::ordered_json{{"step", step.step}, {"step_ms", step.end - step.begin}, {"bubble", bubble}}.dump();
 }
@@ -438,7 +439,7 @@ std::string make_report(const Record& r, bool as_page) {
   if (!r.experts.load.empty()) parts.push_back(experts_part(r, step));
   if (!as_page) parts.push_back(memory_part(r, step));
   if (!as_page) return as_text(parts);
-  return html_page(r.model.substr(0, r.model.find(':')) + ", Tessera run", parts, numbers(r, step, pipeline));
+  return html_page(r.model.substr(0, r.model.find(':')) + ", Tessera run", parts, data(r, step, pipeline));
 }
 
 }  // namespace tessera::report

@@ -41,7 +41,7 @@ class Value {
   bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
   int64_t count(int64_t max = int64_t{1} << 62) const {
     const std::optional<int64_t> n = natural(json_);
-    if (!n || *n > max) refuse(fmt::format("a whole number of at most {}", max));
+    if (!n || *n > max) refuse(fmt::format("an integer of at most {}", max));
     return *n;
   }
   double number() const {
@@ -113,7 +113,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
   if (root["format"].count() != 1) root["format"].refuse("format 1");
   r.written = root["written"].text();
   r.steps = root["steps"].count();
-  r.kept = root["kept"].text();
+  r.recorded = root["kept"].text();
   r.clock = root["clock"].text();
   r.model = describe_model(root["model"]);
   read_plan(r, root["plan"], file);
@@ -151,9 +151,9 @@ Event read_event(const Value& v, const std::string& track, const Schedule& sched
   if (args.has("stage")) {
     e.stage = static_cast<int>(args["stage"].count(schedule.stages - 1));
     e.microbatch = static_cast<int>(args["microbatch"].count(schedule.microbatches - 1));
-    e.processor = args["processor"].number() / 1e3;
+    e.cpu_s = args["processor"].number() / 1e3;
     if (!names_action(e)) v.refuse("the name of an action with this stage and micro-batch");
-    if (!(e.processor >= 0 && e.processor < kMaxTime)) v.refuse("a CPU time of at least 0");
+    if (!(e.cpu_s >= 0 && e.cpu_s < kMaxTime)) v.refuse("a CPU time of at least 0");
   }
   if (args.has("operation")) {
     e.axis = args["axis"].text();
@@ -215,7 +215,7 @@ void read_summary(Record& r, const Value& v) {
 }
 
 void read_metrics(Record& r, std::string_view text, const std::string& file) {
-  std::vector<double> rates, lengths;
+  std::vector<double> throughputs, lengths;
   // A kill may truncate the last line.
   for (size_t at = 0, end; (end = text.find('\n', at)) != std::string_view::npos; at = end + 1) {
     const Json json = parse_json(text.substr(at, end - at), file);
@@ -223,7 +223,7 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
     const std::string event = v["event"].text();
     if (event == "step") {
       r.losses.push_back({v["step"].count(), v["loss"].number()});
-      rates.push_back(v["tokens_per_s"].number());
+      throughputs.push_back(v["tokens_per_s"].number());
       if (v.has("step_ms")) lengths.push_back(v["step_ms"].number());
     } else if (event == "eval") {
       r.validations.push_back({v["step"].count(), v["val_loss"].number()});
@@ -237,8 +237,8 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
           if (key != "strategy") r.options[std::regex_replace(key, std::regex("_"), "-")] = value.dump();
     }
   }
-  r.tokens_per_s = median_rate(std::move(rates));
-  r.step_ms = median_rate(lengths);
+  r.tokens_per_s = median_throughput(std::move(throughputs));
+  r.step_ms = median_throughput(lengths);
   if (lengths.size() > kWarmupSteps) lengths.erase(lengths.begin(), lengths.begin() + kWarmupSteps);
   std::ranges::sort(lengths);
   if (!lengths.empty()) r.quick_ms = lengths[lengths.size() / 4], r.slow_ms = lengths[3 * lengths.size() / 4];
@@ -384,10 +384,10 @@ Exposure rank_exposure(const Rank& rank, const StepSpan& step, const Arrivals& a
     if (!e.operation.empty()) events.push_back(&e);
   }
   std::ranges::sort(events, {}, &Event::begin);
-  std::map<std::string, size_t> numbers;
+  std::map<std::string, size_t> counts;
   for (const Event* e : events) {
     const std::string list = Arrivals::list_name(e->axis, *e) + (e->operation == "send" ? " sent" : "");
-    const size_t n = e->stage >= 0 ? 0 : numbers[list]++;
+    const size_t n = e->stage >= 0 ? 0 : counts[list]++;
     moving.push_back({e->begin, e->end});
     before_last.push_back({e->begin, std::min(e->end, arrivals.of(rank, *e, n))});
   }
@@ -419,17 +419,17 @@ Record parse_metrics(std::string_view metrics, const std::string& name) {
 
 Record read_record(const fs::path& run, bool may_lack_trace) {
   if (!is_there(run)) bad_input("{}: no such directory; expected a run directory", run.string());
-  const std::string folder = (run / "").string();
+  const std::string directory = (run / "").string();
   Record r;
   if (may_lack_trace && !(is_there(run / "report.json") && is_there(run / "trace.json"))) {
     if (!is_there(run / "metrics.jsonl")) bad_input("{}: not a run directory: metrics.jsonl is missing", run.string());
-    r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
+    r = parse_metrics(read_file(run / "metrics.jsonl"), directory);
   } else {
     for (const char* file : {"report.json", "trace.json"})
       if (!is_there(run / file)) bad_input("{}: {} is missing; train with --trace to record it", run.string(), file);
     const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
                       metrics = read_file(run / "metrics.jsonl");
-    r = parse_record({report, trace, metrics}, folder);
+    r = parse_record({report, trace, metrics}, directory);
   }
   r.label = run.lexically_normal().string();
   if (!is_there(run / "config.toml")) return r;
@@ -466,7 +466,7 @@ std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step)
       SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{{e.axis, e.operation}}).first->second;
       ++row.calls;
       row.bytes += e.sent;
-      row.most = std::max(row.most, own[&row] += e.sent);
+      row.busiest = std::max(row.busiest, own[&row] += e.sent);
       row.ms += (e.end - e.begin) / static_cast<double>(record.ranks.size());
     }
   }
@@ -490,7 +490,7 @@ std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const Ste
       if (e.step != step.step || e.stage < 0) continue;
       const Action action = Action::parse(e.name);
       list.push_back({action, e.begin, e.end});
-      if (!action.is_message()) cpu_times.push_back({action, 0, e.processor});
+      if (!action.is_message()) cpu_times.push_back({action, 0, e.cpu_s});
     }
     if (list.empty()) return std::nullopt;
     found += passes_in(list);

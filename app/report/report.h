@@ -24,7 +24,7 @@ struct Event {
   double begin = 0, end = 0;
   int64_t step = 0;                 // 0: between steps
   int stage = -1, microbatch = -1;  // pipeline action
-  double processor = 0;             // CPU time of its thread
+  double cpu_s = 0;                 // CPU time of its thread
   std::string axis, operation;      // communication
   int64_t bytes = 0, sent = 0;      // of the array; sent by the rank
 };
@@ -56,7 +56,7 @@ struct Record {
   bool planned = false;      // sizes and bytes per step come from closed forms
   bool traced = false;       // otherwise only losses, rates and summary are known
   bool waits_noted = false;  // the trace contains stalls
-  std::string written, kept, clock;
+  std::string written, recorded, clock;
   std::string model;
   std::vector<std::pair<std::string, std::string>> plan;
   std::map<std::string, std::string> options;

@@ -53,7 +53,7 @@ ModelConfig model_in(const fs::path& checkpoint, const TrainConfig& saved) {
 // Converts to the requested dtype.
 FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    const SavedTensors::Whole& tensor = saved->at(name);
+    const SavedTensors::Stored& tensor = saved->at(name);
     const bool bytes = dtype == DType::uint8;  // a 4-bit weight
     if (bytes != (tensor.dtype == DType::uint8) || !(bytes || is_floating(tensor.dtype)) ||
         tensor.shape != std::vector<int64_t>(shape.begin(), shape.end()))
@@ -129,11 +129,11 @@ std::string model_hash(const Pretrained& base) {
   std::vector<float> values;
   const std::unique_ptr<LanguageModel> model = make_model(config);
   for (const Parameter* p : model->parameters()) {
-    const std::string about = fmt::format("{} {}\n", p->name, p->whole.str());
+    const std::string about = fmt::format("{} {}\n", p->name, p->full_shape.str());
     sum.add(std::as_bytes(std::span(about)));
-    const TensorReader read = base.tensors(p->name, DType::float32, p->whole);
-    for (int64_t at = 0; at < p->whole.numel(); at += kAtOnce) {
-      values.resize(static_cast<size_t>(std::min(kAtOnce, p->whole.numel() - at)));
+    const TensorReader read = base.tensors(p->name, DType::float32, p->full_shape);
+    for (int64_t at = 0; at < p->full_shape.numel(); at += kAtOnce) {
+      values.resize(static_cast<size_t>(std::min(kAtOnce, p->full_shape.numel() - at)));
       read(at, std::as_writable_bytes(std::span(values)));
       sum.add(std::as_bytes(std::span(values)));
     }
@@ -146,7 +146,7 @@ std::string model_hash(const Pretrained& base) {
 FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
-  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
+  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->full_shape);
   return
       [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
         const auto found = shapes.find(name);
@@ -175,7 +175,7 @@ FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
   std::fputs(for_terminal(with_options(refusal->table)).c_str(), stderr);
-  throw Error(with_options(refusal->line));
+  throw Error(refusal->line);
 }
 
 constexpr double kFarOff = 16;  // smaller mismatches are reported elsewhere, naming the tensor or option
@@ -195,18 +195,19 @@ MemoryLimit limit_without_threads(const TrainConfig& job, int64_t local_world_si
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
   if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
-  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
+  if (!names_directory(from) && (from.filename() == "best" || from.filename() == "latest")) {
     const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
     if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, got '{}'", from.string(), name);
     return find_checkpoint(from.parent_path() / name, passed_over);
   }
   if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
     Checkpoint found = open_checkpoint(from);
-    check_numbers(found);
+    check_checkpoint_finite(found);
     return found;
   }
-  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
-  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
+  const fs::path directory = names_directory(from / "checkpoints") ? from / "checkpoints" : from;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_checkpoint_finite))
+    return *found;
   bad_input("{}: no usable checkpoint: {}", from.string(),
             passed_over.empty() ? "none was saved" + foreign_in(from) : passed_over.front());
 }
@@ -319,14 +320,14 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
+  for (const std::string& note : notes) say(note);
 }
 
 ModelConfig first_config(const TrainConfig& o) {
   const DataConfig& d = o.data;
   ModelConfig config = pretrained_config(*o.run.init, o.run.base, true);
   if (d.add_tokens.empty()) return config;
-  if (d.tokenizer && !is_folder(*d.tokenizer))
+  if (d.tokenizer && !names_directory(*d.tokenizer))
     bad_usage("--add-tokens: with --init, expected a tokenizer directory or no --tokenizer, got {}", *d.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(d.tokenizer ? fs::path(*d.tokenizer) : tokenizer_path(*o.run.init, o.run.base));
@@ -385,7 +386,7 @@ void take_model(TypedOptions& o, const ModelConfig& c) {
     bad_usage("--model: cannot be combined with --init, which specifies the model; got {}", o.preset);
   o.preset = plain;
   for (const Setting& s : theirs)
-    if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
+    if (s.field.of_weights && applies(s, theirs)) take(s.name);
   const bool learned = !find_row(c.family).rotary, shorter = o.is_set("context");
   const int64_t max_context = learned ? c.position_rows() : c.context;
   if (shorter) model.context = max_context;  // the maximum; the run may use a prefix
@@ -409,7 +410,7 @@ void take_model(TypedOptions& o, const ModelConfig& c) {
 
 void check_minimum_memory(const TrainConfig& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))
-    refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
+    refuse(minimum_refusal(job, job.plan.ranks(), memory_limit()));
 }
 
 void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here) {
@@ -418,7 +419,7 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
   const bool saves = !config.run.no_save;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
-  const MinimumMemory of = least_memory(job);
+  const MinimumMemory of = minimum_memory(job);
   const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
   if (saves && asynchronous) here.gathered = static_cast<int64_t>(of.state);
   if (saves && samples && p.ranks() == 1) {
@@ -426,8 +427,8 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
     here.more_is = "the model that generates the sample";
   }
   if (saves_in_background(config)) {  // if replicas are equal, only the first is copied
-    const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
-    here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
+    const double fraction = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
+    here.more = static_cast<int64_t>((cut ? fraction : here.first == 0 ? 1 : 0) * (of.values + of.state));
     here.more_is = "a copy for saving in the background (avoidable with `save_every` 0)";
   }
   refuse(memory_refusal(job, here, limit_without_threads(job, here.ranks)));
@@ -436,7 +437,7 @@ void check_memory_for_training(const TrainConfig& config, bool samples, int64_t 
 void check_described(const fs::path& config, const fs::path& folder, const TrainConfig& job, int64_t vocab) {
   TrainConfig sized = job;
   sized.model = model_config(job, vocab);
-  const MinimumMemory of = least_memory(sized);
+  const MinimumMemory of = minimum_memory(sized);
   std::vector<fs::path> files = {folder / "model.safetensors"};
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -470,9 +471,9 @@ void check_memory_for_inference(const TrainConfig& job) {
 void check_memory_for_verifying(const TrainConfig& given) {
   const TrainConfig job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
-  const MinimumMemory of = least_memory(job);
+  const MinimumMemory of = minimum_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
-  refuse(least_refusal(job, job.plan.ranks(), limit));
+  refuse(minimum_refusal(job, job.plan.ranks(), limit));
   // The oracle is a separate model, with a gradient per data rank in addition to gradients gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};

@@ -30,12 +30,12 @@ namespace tessera {
 using Cbor = nlohmann::json;
 
 static auto fields(TraceEvent& e) {
-  return std::tie(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
+  return std::tie(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.cpu_s);
 }
 static auto fields(TraceStep& s) { return std::tie(s.step, s.begin, s.end); }
 static auto fields(TraceMemory& m) { return std::tie(m.time, m.live); }
 static auto fields(RankLog& l) {
-  return std::tie(l.host, l.origin, l.meeting, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
+  return std::tie(l.host, l.origin, l.clock_sync, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
 }
 template <class T>
 static auto to_json(Cbor& list, T value) -> decltype(void(fields(value))) {
@@ -64,18 +64,18 @@ std::vector<int> cores_here() {
 void send_bytes(Communicator& world, const std::vector<uint8_t>& bytes, const ArenaPtr& arena) {
   const auto size = std::ssize(bytes);
   world.send(Tensor::of<int64_t>(std::vector<int64_t>{size}, {1}, arena), 0, kTag);
-  const Tensor words = Tensor::zeros({(size + 7) / 8}, DType::int64, arena);
-  std::memcpy(words.raw(), bytes.data(), bytes.size());
-  world.send(words, 0, kTag);
+  const Tensor packed = Tensor::zeros({(size + 7) / 8}, DType::int64, arena);
+  std::memcpy(packed.raw(), bytes.data(), bytes.size());
+  world.send(packed, 0, kTag);
 }
 
 std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& arena) {
   const Tensor size = Tensor::empty({1}, DType::int64, arena);
   world.recv(size, from, kTag);
   std::vector<uint8_t> bytes(static_cast<size_t>(size.item<int64_t>()));
-  const Tensor words = Tensor::empty({(size.item<int64_t>() + 7) / 8}, DType::int64, arena);
-  world.recv(words, from, kTag);
-  std::memcpy(bytes.data(), words.raw(), bytes.size());
+  const Tensor packed = Tensor::empty({(size.item<int64_t>() + 7) / 8}, DType::int64, arena);
+  world.recv(packed, from, kTag);
+  std::memcpy(bytes.data(), packed.raw(), bytes.size());
   return bytes;
 }
 
@@ -188,7 +188,7 @@ class RankTimeline {
       const Action action = Action::parse(e.what);
       args["stage"] = action.stage;
       args["microbatch"] = action.microbatch;
-      args["processor"] = microseconds(e.processor);
+      args["processor"] = microseconds(e.cpu_s);
     }
     const TraceEvent& sent = message ? *message : e;
     if (sent.kind != TraceKind::communication) return args;
@@ -223,14 +223,14 @@ class RankTimeline {
 
 // One event per line. `names`: processes; `kept`: recorded steps.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
-                          const std::string& kept) {
+                          const std::string& recorded) {
   const Alignment clock = align(logs);
   std::vector<Ordered> events;
   for (size_t r = 0; r < logs.size(); ++r)
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
   std::string text =
       "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "events between steps"}, {"clock", clock.text}}
+      Ordered{{"program", "tessera"}, {"kept", recorded}, {"left_out", "events between steps"}, {"clock", clock.text}}
           .dump() +
       ",\n\"traceEvents\": [";
   const char* before = "\n";
@@ -245,7 +245,7 @@ std::string name_of_rank(const Mesh& mesh, int rank) {
   return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);
 }
 
-std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
+std::string recorded_steps(const std::vector<TraceStep>& steps, int64_t done) {
   if (steps.empty()) return "no steps";
   return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
 }
@@ -296,7 +296,7 @@ Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const Run
 
 Ordered report_json(const TrainConfig& config, Trainer& trainer, const RunUsage& usage,
                     const std::vector<RankLog>& logs) {
-  const Processors processors = count_processors(logs);
+  const CoreUsage core_usage = count_cores(logs);
   Ordered sent = Ordered::array();
   for (const SentBytes& s : usage.sent)
     sent.push_back({{"axis", s.axis}, {"operation", s.operation}, {"calls", s.calls}, {"bytes", s.bytes}});
@@ -306,9 +306,9 @@ Ordered report_json(const TrainConfig& config, Trainer& trainer, const RunUsage&
       {"steps", trainer.steps_done()},
       {"model", model_json(config, trainer.full_model())},
       {"plan", plan_json(config, trainer)},
-      {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
+      {"processors", {{"cores", core_usage.cores}, {"threads", core_usage.threads}, {"shared", core_usage.shared()}}},
       {"clock", align(logs).text},
-      {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
+      {"kept", recorded_steps(logs[0].steps, trainer.steps_done())},
       {"ranks", ranks_json(logs, trainer.mesh(), usage)},
       {"sent", sent}};
 }
@@ -328,7 +328,7 @@ RankLog describe_rank(const Arena& arena) {
 std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
   const ArenaPtr arena = make_arena();
   world.barrier();
-  own.meeting = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  own.clock_sync = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   if (world.rank() != 0) {
     send_bytes(world, Cbor::to_cbor(own), arena);
     return {};
@@ -341,7 +341,7 @@ std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
 
 Alignment align(const std::vector<RankLog>& logs) {
   std::map<std::string, double> ahead;  // offset of a host's clock from rank 0's
-  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.meeting - logs[0].meeting);
+  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.clock_sync - logs[0].clock_sync);
   ahead[logs[0].host] = 0;
   Alignment a;
   double first = std::numeric_limits<double>::infinity();
@@ -360,16 +360,16 @@ Alignment align(const std::vector<RankLog>& logs) {
   return a;
 }
 
-Processors count_processors(const std::vector<RankLog>& logs) {
+CoreUsage count_cores(const std::vector<RankLog>& logs) {
   std::map<std::string, std::pair<std::set<int>, int64_t>> hosts;
   for (const RankLog& log : logs) {
     auto& [cores, threads] = hosts[log.host];
     cores.insert(log.cores.begin(), log.cores.end());
     threads += log.threads;
   }
-  Processors worst;
+  CoreUsage worst;
   for (const auto& [name, host] : hosts) {
-    const Processors here{std::ssize(host.first), host.second};
+    const CoreUsage here{std::ssize(host.first), host.second};
     if (worst.threads == 0 || here.threads * worst.cores > worst.threads * here.cores) worst = here;
   }
   return worst;
@@ -407,9 +407,9 @@ bool RunTrace::write(const TrainCall& call, Trainer& trainer, const RunUsage& us
   if (world_.rank() != 0) return true;
   std::vector<std::string> names;
   for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(trainer.mesh(), r));
-  const std::filesystem::path& folder = call.directory.path();
-  write_file(folder / "trace.json", timeline_json(logs, names, kept_steps(logs[0].steps, trainer.steps_done())));
-  write_file(folder / "report.json", report_json(call.command.config, trainer, usage, logs).dump(1) + "\n");
+  const std::filesystem::path& path = call.directory.path();
+  write_file(path / "trace.json", timeline_json(logs, names, recorded_steps(logs[0].steps, trainer.steps_done())));
+  write_file(path / "report.json", report_json(call.command.config, trainer, usage, logs).dump(1) + "\n");
   return true;
 }
 

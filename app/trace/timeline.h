@@ -12,8 +12,8 @@ namespace tessera {
 
 struct RankLog {
   std::string host;
-  double origin = 0;   // start of the trace
-  double meeting = 0;  // final barrier
+  double origin = 0;      // start of the trace
+  double clock_sync = 0;  // final barrier
   std::vector<int> cores;
   int threads = 1;
   std::array<int64_t, kCategories> peaks = {};
@@ -37,11 +37,11 @@ struct Alignment {
 Alignment align(const std::vector<RankLog>& logs);
 
 // The host with the fewest cores per thread; `shared`: oversubscribed.
-struct Processors {
+struct CoreUsage {
   int64_t cores = 0, threads = 0;
   bool shared() const { return threads > cores; }
 };
-Processors count_processors(const std::vector<RankLog>& logs);
+CoreUsage count_cores(const std::vector<RankLog>& logs);
 
 // `train --trace`: every rank logs its last steps; rank 0 writes trace.json, the timeline for ui.perfetto.dev
 // (app/trace/timeline.cpp), and report.json with model, plan, schedule, bytes by axis and operation, and peaks for

@@ -20,9 +20,9 @@
 
 namespace tessera {
 
-double median_rate(std::vector<double> rates) {
-  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
-  return median(std::move(rates));
+double median_throughput(std::vector<double> throughputs) {
+  if (throughputs.size() > kWarmupSteps) throughputs.erase(throughputs.begin(), throughputs.begin() + kWarmupSteps);
+  return median(std::move(throughputs));
 }
 
 namespace {
@@ -125,7 +125,7 @@ void TrainOutput::introduce(const RunStart& start) {
     const std::string why = no_graph_because(o, options_.trace, d.has_examples());
     message(why.empty() ? "CUDA graph: on (steps are captured once and replayed)"
                         : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string way = describe_nccl(plan_); !way.empty()) message(way);
+    if (const std::string nccl = describe_nccl(plan_); !nccl.empty()) message(nccl);
     if (const std::string hint = vocab_hint(o, start.model.config.vocab); !hint.empty() && !o.run.resume) message(hint);
   }
   if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
@@ -150,7 +150,7 @@ void TrainOutput::show(const std::string& json) const {
 }
 
 void TrainOutput::step(const StepReport& r, const std::string& record) {
-  rates_.push_back(r.tokens_per_s);
+  tokens_per_s_.push_back(r.tokens_per_s);
   times_.push_back(r.step_ms / 1e3);
   losses_.push_back(r.loss);
   show(record);
@@ -168,8 +168,8 @@ void TrainOutput::validated(int64_t step, const Validation& v, const std::string
 }
 
 void TrainOutput::summary(const Facts& f, const std::function<void(const std::string& record)>& append) {
-  const double rate = median_rate(rates_);
-  const bool stepped = !rates_.empty();  // false if a resumed run was already complete
+  const double rate = median_throughput(tokens_per_s_);
+  const bool stepped = !tokens_per_s_.empty();  // false if a resumed run was already complete
   const auto ranks = std::ssize(f.usage.peak_bytes);
   const int64_t units = plan_.device == Device::cuda ? gpu_count() : std::thread::hardware_concurrency(),
                 at_once = has_processes(plan_)
@@ -195,11 +195,11 @@ void TrainOutput::summary(const Facts& f, const std::function<void(const std::st
                  {"peak_flops", peak},
                  {"peak_bytes", f.usage.peak_bytes},
                  {"sent_bytes", sent},
-                 {"straggler", late ? Ordered{{"rank", late->rank}, {"share", late->share}} : Ordered()},
+                 {"straggler", late ? Ordered{{"rank", late->rank}, {"share", late->fraction}} : Ordered()},
                  {"plan", plan},
                  {"out", run_.string()}};
   if (f.predicted_s && stepped)
-    fields["predicted"] = {{"step_s", *f.predicted_s}, {"measured_step_s", median_rate(times_)}};
+    fields["predicted"] = {{"step_s", *f.predicted_s}, {"measured_step_s", median_throughput(times_)}};
   if (plan_.device == Device::cuda) fields["gpu"] = gpu_json(f);
   if (!f.experts.empty())
     fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", plan_.ep}};
@@ -210,9 +210,9 @@ void TrainOutput::summary(const Facts& f, const std::function<void(const std::st
 }
 
 // `share`: fraction of the machine's peak matmul throughput.
-std::string TrainOutput::summary_text(const Facts& f, double rate, double share) const {
+std::string TrainOutput::summary_text(const Facts& f, double rate, double fraction) const {
   const std::string run = one_line(run_.string());
-  const bool stepped = !rates_.empty();
+  const bool stepped = !tokens_per_s_.empty();
   const int64_t steps = f.steps;
   std::string text =
       fmt::format("\nAfter {} steps ({} tokens) ", steps, format_si(static_cast<double>(steps * f.tokens_per_step)));
@@ -221,16 +221,16 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double share)
                       : "the run is complete; it was not validated (--no-eval).\n";
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of this machine's matmul peak; ", losses_.front(),
-                        sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
+                        sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * fraction);
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No steps remained; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   if (f.predicted_s && stepped)
     text += fmt::format("Step time: predicted {:.2f} ms for this machine, measured {:.2f} ms.\n", *f.predicted_s * 1e3,
-                        median_rate(times_) * 1e3);
+                        median_throughput(times_) * 1e3);
   if (const auto& late = f.usage.straggler)
     text += fmt::format("Straggler: the other ranks waited for rank {} {:.0f}% of the time.\n", late->rank,
-                        100 * late->share);
+                        100 * late->fraction);
   if (const ExpertLoad::Busiest busiest = f.experts.busiest(); busiest.times > 0)
     text += fmt::format("Busiest expert: number {} of layer {}, with {:.2f} times the mean load; {} tokens dropped.\n",
                         busiest.expert, busiest.layer, busiest.times, f.experts.dropped);
@@ -245,13 +245,13 @@ double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
   int64_t n = arena->device() == Device::cuda ? 128 : 1024;
   double rate = bench::measure_matmuls(n, rounds, dtype, arena);
   while (arena->device() == Device::cuda && n < max_n &&
-         rate > bench::matmul_rate(n, 1e-3))  // too short to be timed accurately
+         rate > bench::matmul_throughput(n, 1e-3))  // too short to be timed accurately
     rate = bench::measure_matmuls(n *= 2, rounds, dtype, arena);
   return rate;
 }
 
-int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each) {
-  return std::clamp<int64_t>(processors / each, 1, ranks);
+int64_t ranks_at_once(int64_t ranks, int64_t cores, int64_t each) {
+  return std::clamp<int64_t>(cores / each, 1, ranks);
 }
 
 }  // namespace tessera

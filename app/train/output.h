@@ -15,7 +15,7 @@ namespace tessera {
 
 inline constexpr size_t kWarmupSteps = 5;
 // Excludes the first kWarmupSteps, in which memory is allocated and kernels are compiled, if there are more steps.
-double median_rate(std::vector<double> rates);
+double median_throughput(std::vector<double> throughputs);
 
 // Read-only and shared by the ranks of a process, except for the run directory, which rank 0 writes.
 struct TrainCall {
@@ -54,7 +54,7 @@ class TrainOutput final : public RunObserver {
   void summary(const Facts& facts, const std::function<void(const std::string& record)>& append);
 
  private:
-  std::string summary_text(const Facts& facts, double tokens_per_s, double share) const;
+  std::string summary_text(const Facts& facts, double tokens_per_s, double fraction) const;
   void show(const std::string& json) const;
   void introduce(const RunStart& start);
   const TrainCall call_;
@@ -63,7 +63,7 @@ class TrainOutput final : public RunObserver {
   const Plan& plan_;
   std::filesystem::path run_;
   Progress progress_;
-  std::vector<double> rates_, losses_;
+  std::vector<double> tokens_per_s_, losses_;
   std::vector<double> times_;
   std::optional<Validation> validation_;  // empty with --no-eval
 };
@@ -75,6 +75,6 @@ std::string describe_model(const TrainConfig& config, LanguageModel& model);
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
 // Number of thread ranks that run concurrently on `processors` cores or GPUs, `each` per rank.
-int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each);
+int64_t ranks_at_once(int64_t ranks, int64_t cores, int64_t each);
 
 }  // namespace tessera

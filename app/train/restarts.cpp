@@ -99,7 +99,7 @@ class Launcher {
       : config_(command.config),
         o_(command.options),
         args_(args),
-        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_folder()) {}
+        run_(config_.run.out ? fs::path(*config_.run.out) : new_run_directory()) {}
   ~Launcher() {
     std::error_code none;
     if (!config_.run.out) fs::remove(run_, none), fs::remove("runs", none);  // removed only if empty
@@ -108,7 +108,7 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    const GracefulStopScope in_hand;  // the first signal is forwarded to the program, whose end is awaited
+    const GracefulStopScope graceful_stop;  // the first signal is forwarded to the program, whose end is awaited
     for (int64_t number = 1;; ++number) {
       const Plan plan = plan_now();
       if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
@@ -145,7 +145,7 @@ class Launcher {
   Plan plan_now() {
     if (!o_.hostfile) return config_.plan;
     const std::vector<Host> hosts =
-        of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
+        for_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
     Plan plan = plan_on(config_.plan, count_slots(hosts));
     std::string members =
         fmt::format("{} slots on {} {}", count_slots(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");

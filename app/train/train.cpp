@@ -80,10 +80,10 @@ Dataset TrainProcess::open_dataset(bool quiet) const {
   if (!o.data.add_tokens.empty()) tokenizer.added = split(o.data.add_tokens, ',');
   tokenizer.end = o.data.end;
   tokenizer.special = o.data.special;
-  const std::string folder = is_folder(tokenizer.name) ? tokenizer.name : "";
+  const std::string folder = names_directory(tokenizer.name) ? tokenizer.name : "";
   const auto opened = [&] { return open_data(o, tokenizer); };
-  Dataset dataset = of_option("data", o.data.source, [&] {
-    return of_option("tokenizer", folder, [&] { return of_option("val-data", o.data.held.file, opened); });
+  Dataset dataset = for_option("data", o.data.source, [&] {
+    return for_option("tokenizer", folder, [&] { return for_option("val-data", o.data.held.file, opened); });
   });
   if (const int64_t rows = o.model.vocab; o.run.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
@@ -139,22 +139,22 @@ TrainConfig TrainProcess::longest_rows(const Dataset& d) const {
 void TrainProcess::resolve_epochs(Dataset& d) {
   TrainConfig& s = config_;
   RunConfig& r = s.run;
-  if (!r.epochs && r.eval_share == 0 && r.save_share == 0) return;
+  if (!r.epochs && r.eval_fraction == 0 && r.save_fraction == 0) return;
   const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
-  double shares = 0;
-  for (const MixturePart& p : d.parts) shares += static_cast<double>(p.share);
+  double ratios = 0;
+  for (const MixturePart& p : d.parts) ratios += static_cast<double>(p.ratio);
   std::string passes;
   for (const MixturePart& p : d.parts)
     passes += fmt::format(", {} {:.3g} times", p.name,
-                          sequences * static_cast<double>(p.share) / shares /
+                          sequences * static_cast<double>(p.ratio) / ratios /
                               static_cast<double>(sequences_in(*p.dataset, s.model.context)));
   if (!passes.empty())
     d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, the total of its datasets, and reads{}",
                                   sequences, passes.substr(1)));
   const double steps = sequences / static_cast<double>(s.optim.batch);
   const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
-  for (const auto& [share, every] : {std::pair(&r.eval_share, &r.eval_every), {&r.save_share, &r.save_every}})
-    if (double fraction = std::exchange(*share, 0); fraction > 0) *every = of(fraction);
+  for (const auto& [epochs, every] : {std::pair(&r.eval_fraction, &r.eval_every), {&r.save_fraction, &r.save_every}})
+    if (double fraction = std::exchange(*epochs, 0); fraction > 0) *every = of(fraction);
   if (r.epochs)
     field_descriptors(s.optim).at("steps").read("`steps`", std::to_string(of(*std::exchange(r.epochs, std::nullopt))));
 }
@@ -170,7 +170,7 @@ void TrainProcess::check_memory(const Dataset& data, HostMemory here) const {
 }
 
 RunDirectory TrainProcess::open_directory() const {
-  return of_option("out", config_.run.out.value_or(""), [&] { return RunDirectory(config_.run); });
+  return for_option("out", config_.run.out.value_or(""), [&] { return RunDirectory(config_.run); });
 }
 
 // `directory`, called after a failure, returns the run directory.
@@ -206,7 +206,7 @@ int TrainProcess::run_as_rank() {
     world.reset_counts();
     made = directory->path();
     const Sequences sequences = make_sequences(*dataset);
-    const GracefulStopScope in_hand;
+    const GracefulStopScope graceful_stop;
     status = train_rank({command_, *dataset, *directory}, sequences, world);
   });
   return status;
@@ -216,14 +216,14 @@ int TrainProcess::run() {
   if (config_.model.lora.rank > 0 && !config_.run.init)
     throw Error("--lora-rank: requires --init, the base model of the adapters");
   if (const std::string& order = config_.plan.replay; !order.empty() && !config_.run.resume)
-    of_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
+    for_option("replay", order, [&] { return read_file(order); });  // reports errors before ranks are started
   check_minimum_memory(config_);
   if (has_processes(config_.plan)) return run_as_rank();
   record_base(config_);
   const Dataset dataset = prepare_data(command_.options.quiet);
   const Sequences sequences = make_sequences(dataset);
   check_memory(dataset, {.ranks = config_.plan.ranks()});
-  const GracefulStopScope in_hand;
+  const GracefulStopScope graceful_stop;
   const RunDirectory directory = open_directory();
   int status = 0;
   launch(launch_options([&] { return directory.path(); }), [&](Communicator& world) {

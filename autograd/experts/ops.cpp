@@ -18,22 +18,22 @@ RoutedVar route(const Var& logits, const RouteOptions& options, const std::funct
   Routed routed = route(logits.value(), options);
   if (count) count(routed.of_sequences);
   Var weights = record_one("route", routed.weights, {logits}, [logits = logits.saved(), routed, options](Grads& g) {
-    g.give(0, route_backward(g.output(), logits.get(), routed, options));
+    g.set(0, route_backward(g.output(), logits.get(), routed, options));
   });
   return {std::move(routed), std::move(weights)};
 }
 
 Var dispatch_rows(const Var& x, const Routed& routed) {
   return record_one("dispatch_rows", dispatch_rows(x.value(), routed), {x.edge()},
-                    [routed](Grads& g) { g.give(0, dispatch_rows_backward(g.output(), routed)); });
+                    [routed](Grads& g) { g.set(0, dispatch_rows_backward(g.output(), routed)); });
 }
 
 Var combine_rows(const Var& rows, const Var& weights, const Routed& routed) {
   return record_one("combine_rows", combine_rows(rows.value(), weights.value(), routed), {rows, weights},
                     [rows = rows.saved(), weights = weights.saved(), routed](Grads& g) {
                       CombineGrads d = combine_rows_backward(g.output(), rows.get(), weights.get(), routed);
-                      if (g.needs(0)) g.give(0, std::move(d.rows));
-                      if (g.needs(1)) g.give(1, std::move(d.weights));
+                      if (g.needs(0)) g.set(0, std::move(d.rows));
+                      if (g.needs(1)) g.set(1, std::move(d.weights));
                     });
 }
 
@@ -65,7 +65,7 @@ std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes) {
                     }
                     first += sizes[i];
                   }
-                  g.give(0, std::move(dx));
+                  g.set(0, std::move(dx));
                 });
 }
 
@@ -90,7 +90,7 @@ Var join_rows(const std::vector<Var>& slices) {
     const Tensor dy = g.take_output(0).contiguous();
     int64_t first = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
-      if (g.needs(static_cast<int>(i))) g.give(static_cast<int>(i), dy.narrow(0, first, sizes[i]));
+      if (g.needs(static_cast<int>(i))) g.set(static_cast<int>(i), dy.narrow(0, first, sizes[i]));
       first += sizes[i];
     }
   });
@@ -99,7 +99,7 @@ Var join_rows(const std::vector<Var>& slices) {
 namespace {
 
 // Writes the weight gradients of one round; its first weight is input `first`.
-void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
+void set_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
   fusion::write_grads(g, first, static_cast<int>(counts.size()),
                       [counts, dy, x](std::span<const fusion::GradTarget> targets) {
                         std::vector<GemmGroup> groups;
@@ -132,7 +132,7 @@ Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<in
                       if (g.needs(0)) {
                         std::vector<GemmGroup> grouped;
                         for (size_t i = 0; i < counts.size(); ++i) grouped.push_back({saved[i].get(), counts[i]});
-                        g.give(0, grouped_linear_input_grad(dy, grouped));
+                        g.set(0, grouped_linear_input_grad(dy, grouped));
                       }
                       if (!trains) return;
                       const Tensor rows_in = in.get();
@@ -140,8 +140,8 @@ Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<in
                       for (auto i = counts.begin(); i != counts.end(); i += weights) {
                         const std::vector<int64_t> round(i, i + weights);
                         const int64_t rows = std::accumulate(round.begin(), round.end(), int64_t{0});
-                        give_weight_grads(g, 1 + static_cast<int>(i - counts.begin()), round, dy.narrow(0, at, rows),
-                                          rows_in.narrow(0, at, rows));
+                        set_weight_grads(g, 1 + static_cast<int>(i - counts.begin()), round, dy.narrow(0, at, rows),
+                                         rows_in.narrow(0, at, rows));
                         at += rows;
                       }
                     });

@@ -12,9 +12,9 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
     const Tensor qt = q.get(), kt = k.get(), vt = v.get();
     Tensor dq = qt.make(qt.shape()), dk = kt.make(kt.shape()), dv = vt.make(vt.shape());
     attention_backward(g.output(), qt, kt, vt, a, options, dq, dk, dv);
-    if (g.needs(0)) g.give(0, std::move(dq));
-    if (g.needs(1)) g.give(1, std::move(dk));
-    if (g.needs(2)) g.give(2, std::move(dv));
+    if (g.needs(0)) g.set(0, std::move(dq));
+    if (g.needs(1)) g.set(1, std::move(dk));
+    if (g.needs(2)) g.set(2, std::move(dv));
   });
 }
 
@@ -28,7 +28,7 @@ Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions&
            dv = packed_slice(gradient, heads, 2);
     attention_backward(g.output().contiguous().reshape(q.shape()), q, packed_slice(packed, heads, 1),
                        packed_slice(packed, heads, 2), a, options, dq, dk, dv);
-    g.give(0, gradient);
+    g.set(0, gradient);
   });
 }
 
@@ -56,9 +56,9 @@ Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var
                         if (g.needs(1 + i)) sums.gamma.to = in.make({in.dim(3)}, n.rstd.dtype());
                         packed_slice(dx, heads, i)
                             .copy_from(norm_backward(given, in, gammas[static_cast<size_t>(i)].get(), n, {}, sums));
-                        if (g.needs(1 + i)) g.give(1 + i, std::move(sums.gamma.to));
+                        if (g.needs(1 + i)) g.set(1 + i, std::move(sums.gamma.to));
                       }
-                      if (g.needs(0)) g.give(0, dx);
+                      if (g.needs(0)) g.set(0, dx);
                     });
 }
 
@@ -68,7 +68,7 @@ Var rotate(Var x, const RopeArgs& rope) {
   return record_one("rotate", std::move(y), {x_edge}, [rope](Grads& g) {
     RopeArgs inverse = rope;
     inverse.back = true;
-    g.give(0, rotate(g.take_output(0), inverse));
+    g.set(0, rotate(g.take_output(0), inverse));
   });
 }
 

@@ -16,7 +16,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
     const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // before backward() provides its seed
     Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge}, [x = std::move(x)](Grads& g) mutable {
       scale_rows_(x, g.output());
-      g.give(0, std::move(x));
+      g.set(0, std::move(x));
     });
     return {std::move(root), r.loss_sum, r.count};
   }
@@ -24,7 +24,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale](Grads& g) mutable {
                           const GradientScale by(scale, g.output());
-                          g.give(0, cross_entropy_backward(std::move(x), targets, lse, by));
+                          g.set(0, cross_entropy_backward(std::move(x), targets, lse, by));
                         });
   return {std::move(root), r.loss_sum, r.count};
 }
@@ -37,7 +37,7 @@ Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t max
   return record_one("linear", linear_by_rows(x.value(), w.value(), blocks, packs), {x, w},
                     [x = x.saved(), w = w.saved(), blocks, packs](Grads& g) {
                       const Tensor dy = g.output();
-                      if (g.needs(0)) g.give(0, linear_input_grad_by_rows(dy, w.get(), blocks, packs));
+                      if (g.needs(0)) g.set(0, linear_input_grad_by_rows(dy, w.get(), blocks, packs));
                       if (g.needs(1))
                         g.write_grad(1, [dy, blocks, in = x.until(g.defer())](Tensor& dw) {
                           linear_weight_grad_by_rows(dw, dy, in.get(), blocks);
@@ -66,7 +66,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
                           const double seed = g.output().item<double>();
                           if (seed != 1 && dx.defined()) scale_(dx, seed);
                           if (seed != 1 && dw) scale_(dw->at, seed);
-                          if (dx.defined()) g.give(0, std::move(dx));
+                          if (dx.defined()) g.set(0, std::move(dx));
                           if (dw) fusion::set_precomputed(g, 1, std::move(dw));
                         });
   return {std::move(root), r.loss_sum, r.count};

@@ -14,11 +14,11 @@ Var matmul(const Var& a, const Var& b) {
   return record_one("matmul", matmul(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
     const Tensor dy = g.output(), x = a.get(), w = b.get();
     const bool one = w.ndim() == 2;
-    if (g.needs(0)) g.give(0, one ? linear(dy, w, Tensor()) : matmul(dy, w.transpose(-2, -1)));
+    if (g.needs(0)) g.set(0, one ? linear(dy, w, Tensor()) : matmul(dy, w.transpose(-2, -1)));
     if (!g.needs(1)) return;
     Tensor dw = one ? w.make(w.shape()) : matmul(x.transpose(-2, -1), dy);
     if (one) linear_weight_grad(dw, x, dy);
-    g.give(1, std::move(dw));
+    g.set(1, std::move(dw));
   });
 }
 
@@ -35,7 +35,7 @@ BiasSums sums_of_output(const Grads& g) {
 }
 
 // Writes the gradients of w (input `at`) and b (the next one) of x w^T + b, possibly fused.
-void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasSums& bias) {
+void set_linear_grads(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasSums& bias) {
   const auto sums = std::make_shared<Tensor>();
   const bool biased = bias.wanted && g.needs(at + 1), both = g.needs(at) && biased && !bias.end && !bias.in_our_order;
   if (g.needs(at))
@@ -64,7 +64,7 @@ struct FirstLayer {
   PackedWeights* packs;
   std::shared_ptr<const SharedInput> shared;
 
-  void give(Grads& g, const Tensor& dy, const BiasSums& bias) const {
+  void set_grads(Grads& g, const Tensor& dy, const BiasSums& bias) const {
     SharedInput::Arriving input, gradient;
     if (shared && shared->regather && g.needs(1)) input = shared->regather(x.get());
     if (g.needs(0)) {
@@ -72,10 +72,10 @@ struct FirstLayer {
       if (shared)
         gradient = shared->reduce(std::move(dx));
       else
-        g.give(0, std::move(dx));
+        g.set(0, std::move(dx));
     }
-    give_linear(g, 1, dy, input ? Saved(input()) : x, bias);
-    if (gradient) g.give(0, gradient());
+    set_linear_grads(g, 1, dy, input ? Saved(input()) : x, bias);
+    if (gradient) g.set(0, gradient());
   }
 };
 
@@ -90,7 +90,7 @@ Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::
   Var y = record_one("linear", std::move(made), {x, w, b},
                      [first = FirstLayer(x, {w, b, packs, std::move(shared)})](Grads& g) {
                        const Tensor dy = g.output();
-                       first.give(g, dy, sums_of_output(g));
+                       first.set_grads(g, dy, sums_of_output(g));
                      });
   if (b.requires_grad()) fusion::request_row_sums(y);
   return y;
@@ -123,12 +123,12 @@ Var mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, const 
                        };
                        const Tensor dh = through(w_down.get());
                        h = Tensor();
-                       give_linear(g, 3, dy, activated, sums);
+                       set_linear_grads(g, 3, dy, activated, sums);
                        activated = Saved();
                        dy = Tensor();
                        const bool given = dbias.defined();  // otherwise computed with the weight gradient
-                       if (given) g.give(2, std::move(dbias));
-                       first.give(g, dh, {.wanted = !given});
+                       if (given) g.set(2, std::move(dbias));
+                       first.set_grads(g, dh, {.wanted = !given});
                      });
   if (down.b.requires_grad()) fusion::request_row_sums(y);
   return y;

@@ -33,8 +33,8 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   sums.gamma.to = made_for(at);
   sums.beta.to = made_for(at + 1);
   run();
-  if (g.needs(at)) g.give(at, std::move(sums.gamma.to));
-  if (g.needs(at + 1)) g.give(at + 1, std::move(sums.beta.to));
+  if (g.needs(at)) g.set(at, std::move(sums.gamma.to));
+  if (g.needs(at + 1)) g.set(at + 1, std::move(sums.beta.to));
   return dx;
 }
 
@@ -62,8 +62,8 @@ Var add_residual(const Var& x, Var y) {
   Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
     fusion::RowSums sums = fusion::row_sums(g);
     Tensor dsum = g.take_output();
-    if (g.needs(0)) g.give(0, dsum);
-    if (g.needs(1)) fusion::give(g, 1, std::move(dsum), std::move(sums));
+    if (g.needs(0)) g.set(0, dsum);
+    if (g.needs(1)) fusion::set(g, 1, std::move(dsum), std::move(sums));
   });
   fusion::defer_add(sum, std::move(y).take());
   if (fusion::row_sums_requested(y_edge)) fusion::request_row_sums(sum);
@@ -84,7 +84,7 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
   const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.saved(), n](Grads& g) {
     Tensor partials, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, fusion::take_accumulated(g, 0),
                                          wants_partials(g, 0) ? &partials : nullptr);
-    if (g.needs(0)) fusion::give(g, 0, std::move(dx), end_of_sums(partials));
+    if (g.needs(0)) fusion::set(g, 0, std::move(dx), end_of_sums(partials));
   });
   return recompute ? out.with_recompute(recompute_norm(x.saved(), gamma, beta, options)) : out;
 }
@@ -102,8 +102,8 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
         if (g.has_output(1))
           dsum = norm_gradients(g, 2, g.output(1), r.sum, w.get(), r.normed, std::move(dsum),
                                 wants_partials(g, 1) ? &partials : nullptr);
-        if (g.needs(0)) g.give(0, dsum);
-        if (g.needs(1)) fusion::give(g, 1, std::move(dsum), end_of_sums(partials));
+        if (g.needs(0)) g.set(0, dsum);
+        if (g.needs(1)) fusion::set(g, 1, std::move(dsum), end_of_sums(partials));
       });
   if (recompute) return {vars[0], vars[1].with_recompute(recompute_norm(Saved(r.sum), gamma, beta, options))};
   return {vars[0], vars[1]};

@@ -55,7 +55,7 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
     backward(recomputed, {.seed = g.output(), .defer = g.defer()});
     const std::vector<Var> leaves = std::exchange(block->leaves, {});
     for (size_t i = 0; i < leaves.size(); ++i)
-      if (g.needs(static_cast<int>(i)) && leaves[i].grad().defined()) g.give(static_cast<int>(i), leaves[i].grad());
+      if (g.needs(static_cast<int>(i)) && leaves[i].grad().defined()) g.set(static_cast<int>(i), leaves[i].grad());
   });
   return drop_result ? y.with_recompute([block] { return block->run().value(); }) : y;
 }

@@ -40,11 +40,11 @@ using std::u32string_view;
 using Point = utf8proc_int32_t;
 
 // Index of a word in a space-separated list.
-std::optional<size_t> find_substring(std::string_view words, std::string_view word) {
-  for (size_t place = 0; !words.empty(); ++place) {
-    const size_t end = std::min(words.find(' '), words.size());
-    if (words.substr(0, end) == word) return place;
-    words.remove_prefix(std::min(end + 1, words.size()));
+std::optional<size_t> find_substring(std::string_view names, std::string_view word) {
+  for (size_t place = 0; !names.empty(); ++place) {
+    const size_t end = std::min(names.find(' '), names.size());
+    if (names.substr(0, end) == word) return place;
+    names.remove_prefix(std::min(end + 1, names.size()));
   }
   return std::nullopt;
 }
@@ -124,8 +124,8 @@ Value split(const Call& c) {
     out.emplace_back(std::string(s));
   }
   while (!c.has(1) && !(s = stripped(s, true, false)).empty()) {
-    const std::string_view behind = tessera::stripped(s, true, false, [](char32_t p) { return !is_space(p); });
-    const size_t end = limit-- == 0 ? s.size() : s.size() - behind.size();
+    const std::string_view rest = tessera::stripped(s, true, false, [](char32_t p) { return !is_space(p); });
+    const size_t end = limit-- == 0 ? s.size() : s.size() - rest.size();
     out.emplace_back(std::string(s.substr(0, end)));
     s.remove_prefix(end);
   }
@@ -350,7 +350,7 @@ constexpr Builtin kGlobals[] = {
     {"namespace", "*",
      [](const Call& c) {
        require_names(c);
-       return c.work.keep({.fields = std::map<std::string, Value>(c.named.begin(), c.named.end())});
+       return c.work.store({.fields = std::map<std::string, Value>(c.named.begin(), c.named.end())});
      }},
     {"raise_exception", "message",
      [](const Call& c) -> Value { throw InputError("the template raises an error: " + c.text(0)); }},

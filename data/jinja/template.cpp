@@ -273,7 +273,7 @@ class Parser {
           items.push_back(std::move(one));
       const auto at = std::make_shared<size_t>(0);
       const Value known =
-          work.keep({.attribute = [items, at](const std::string& name) { return loop_attribute(items, *at, name); }});
+          work.store({.attribute = [items, at](const std::string& name) { return loop_attribute(items, *at, name); }});
       bool empty = true;  // also true after a loop whose bodies all `continue`, as in Jinja
       for (Flow flow = Flow::on; flow != Flow::broken && *at < items.size(); ++*at) {
         flow = within(work, work.scope, [&] {
@@ -336,7 +336,7 @@ class Parser {
         work.line = line;
         return out;
       };
-      work.scope->values[*called] = work.keep({.call = expand});
+      work.scope->values[*called] = work.store({.call = expand});
       return Flow::on;
     };
   }

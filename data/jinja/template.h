@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/jinja/value.h"
 #include "data/chat_template.h"
+#include "data/jinja/value.h"
 #include "data/tokenizer/described.h"
 
 namespace tessera {

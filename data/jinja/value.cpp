@@ -349,7 +349,7 @@ Value member(RenderContext& work, const Value& of, const Value& key, bool dotted
   const auto method = find_method(of, key);
   Value found = method && dotted ? Undefined{} : item(work, of, key);
   if (!method || !found.is<Undefined>()) return found;
-  return work.keep({.call = [b = *method, of](Call c) {
+  return work.store({.call = [b = *method, of](Call c) {
     c.given.insert(c.given.begin(), of);
     return apply(b, std::move(c));
   }});
@@ -370,7 +370,7 @@ Value named_value(RenderContext& work, const Text& name) {
     if (*name == other) bad_input("'{}' is not supported", other);
   const auto found = find_builtin(Group::globals, *name);
   if (!found) return Undefined{name};
-  return work.keep({.call = [b = *found](const Call& c) { return apply(b, c); }});
+  return work.store({.call = [b = *found](const Call& c) { return apply(b, c); }});
 }
 
 Value loop_attribute(const Values& items, size_t at, const std::string& name) {

@@ -88,7 +88,7 @@ struct RenderContext : NotCopied {
     if (units > left) throw InputError("exceeds the limits on work or output of a template");
     left -= units;
   }
-  Value keep(Object object) {
+  Value store(Object object) {
     charge(256);
     return &objects.emplace_back(std::move(object));
   }

@@ -58,8 +58,8 @@ class Split {
   using Each = std::function<void(std::string_view)>;
 
   // Throws Error naming the unsupported construct.
-  static Split of_regex(std::string_view regex, Behaviour behaviour = Behaviour::isolated, bool invert = false);
-  static Split of_text(std::string_view text, Behaviour behaviour = Behaviour::isolated, bool invert = false);
+  static Split from_regex(std::string_view regex, Behaviour behaviour = Behaviour::isolated, bool invert = false);
+  static Split from_text(std::string_view text, Behaviour behaviour = Behaviour::isolated, bool invert = false);
 
   // Throws Error if matching exceeds its time limit. Cost with GPT-2's pattern: one pass, about 50 ns per byte.
   void pieces(std::string_view text, Matching& matching, const Each& f) const;

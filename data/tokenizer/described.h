@@ -60,7 +60,7 @@ struct Description {
   bool marks_spaces = false;     // Metaspace, after the search for added tokens
   std::vector<bpe::Split> cuts;  // each splits the pieces of the previous one
   bool marks_are_spaces = false, spaces_between = false;
-  std::vector<int32_t> before, behind;  // added at the beginning and the end of a text
+  std::vector<int32_t> before, after;  // added at the beginning and the end of a text
   Strip strip = Strip::none;
 };
 
@@ -136,10 +136,10 @@ class ByteTokenizer final : public DescribedTokenizer {
 class CharTokenizer final : public DescribedTokenizer {
  public:
   // Throws InputError (with the byte offset) if the text is empty or not UTF-8.
-  static CharTokenizer of_text(std::string_view text, const std::string& what);
+  static CharTokenizer from_text(std::string_view text, const std::string& what);
   // `walk` passes chunks of complete characters.
   using ChunkWalk = std::function<void(const std::function<void(std::string_view chunk)>& f)>;
-  static CharTokenizer of_chunks(const ChunkWalk& walk, const std::string& what);
+  static CharTokenizer from_chunks(const ChunkWalk& walk, const std::string& what);
   // Reads "characters", ascending code points. Throws InputError.
   static CharTokenizer from_json(const nlohmann::json& json, const std::string& what);
 

@@ -200,10 +200,10 @@ void hub::AddedTokens::split(std::string_view text, bool special,
     }
     const AddedToken& found = one->second;
     const size_t length = one->first.size();
-    const std::string_view before = text.substr(0, at), behind = text.substr(at + length);
-    if ((special || !found.special) && (!found.single_word || (!word_at_end(before) && !word_at_begin(behind)))) {
+    const std::string_view before = text.substr(0, at), after = text.substr(at + length);
+    if ((special || !found.special) && (!found.single_word || (!word_at_end(before) && !word_at_begin(after)))) {
       const size_t from = found.left ? std::max(stripped(before, false, true, is_white_space).size(), begin) : at;
-      const size_t to = text.size() - stripped(behind, found.right, false, is_white_space).size();
+      const size_t to = text.size() - stripped(after, found.right, false, is_white_space).size();
       if (from > begin) f(text.substr(begin, from - begin), -1);
       f(text.substr(from, to - from), found.token);
       begin = to;
@@ -255,7 +255,7 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
                   });
   };
   written_.split(broken ? std::string_view(mended) : text, options.special_in_text, append);
-  if (options.add_ends) out.insert(out.end(), d_.behind.begin(), d_.behind.end());
+  if (options.add_ends) out.insert(out.end(), d_.after.begin(), d_.after.end());
   return out;
 }
 

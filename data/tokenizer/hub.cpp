@@ -113,11 +113,11 @@ class Model {
     for (const auto& [spelling, id] : vocab)
       if (!d_.vocab.add(spelling, static_cast<int32_t>(std::min<int64_t>(natural(id).value_or(INT32_MAX), INT32_MAX))))
         fail(fmt::format("'vocab' has the token {} twice", shown(spelling)));
-    size_t behind = 0;  // number of added tokens missing in the vocabulary
-    for (const Json& token : added) behind += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
-    if (vocab.size() + behind > kMaxTokens)
-      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMaxTokens));
-    d_.tokens.resize(vocab.size() + behind);
+    size_t missing = 0;  // number of added tokens missing in the vocabulary
+    for (const Json& token : added) missing += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
+    if (vocab.size() + missing > kMaxTokens)
+      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + missing, kMaxTokens));
+    d_.tokens.resize(vocab.size() + missing);
     d_.byte_tokens.assign(256, -1);
     for (const auto& [spelling, id] : vocab) {
       const std::string& bytes = set(id, spelling);
@@ -239,19 +239,19 @@ class Steps {
       d_.cuts.push_back(pattern(step, behaviour(step), flag(step, "invert", false, what_)));
     } else if (type == "Digits") {
       const bool single = flag(step, "individual_digits", false, what_);
-      d_.cuts.push_back(Split::of_regex("\\p{N}", single ? isolated : contiguous));
+      d_.cuts.push_back(Split::from_regex("\\p{N}", single ? isolated : contiguous));
     } else if (type == "Punctuation") {
-      d_.cuts.push_back(Split::of_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
+      d_.cuts.push_back(Split::from_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
     } else if (type == "Whitespace") {
-      d_.cuts.push_back(Split::of_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), removed, true));
+      d_.cuts.push_back(Split::from_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), removed, true));
     } else if (type == "WhitespaceSplit") {
-      d_.cuts.push_back(Split::of_regex("\\s", removed));
+      d_.cuts.push_back(Split::from_regex("\\s", removed));
     } else if (type == "CharDelimiterSplit" && value_at(step, "delimiter").is_string()) {
-      d_.cuts.push_back(Split::of_text(value_at(step, "delimiter").get_ref<const std::string&>(), removed));
+      d_.cuts.push_back(Split::from_text(value_at(step, "delimiter").get_ref<const std::string&>(), removed));
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && d_.cuts.empty()) {
       metaspace_ = d_.marks_spaces = true;
       d_.prefix_mark = prefix(step);
-      if (flag(step, "split", true, what_)) d_.cuts.push_back(Split::of_text(kMark, merged_with_next));
+      if (flag(step, "split", true, what_)) d_.cuts.push_back(Split::from_text(kMark, merged_with_next));
     } else {
       unknown("pre_tokenizer", step,
               "ByteLevel, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, CharDelimiterSplit, or Metaspace "
@@ -266,7 +266,7 @@ class Steps {
     } else if (value_at(step, "type") == "TemplateProcessing") {
       ends(step);
     } else if (value_at(step, "type") == "RobertaProcessing" || value_at(step, "type") == "BertProcessing") {
-      for (const auto& [key, list] : {std::pair{"cls", &d_.before}, {"sep", &d_.behind}}) {
+      for (const auto& [key, list] : {std::pair{"cls", &d_.before}, {"sep", &d_.after}}) {
         const Json& pair = value_at(step, key);  // a name and an id
         const auto id = pair.is_array() && pair.size() == 2 ? natural(pair[1]) : std::nullopt;
         if (!id || *id >= std::ssize(d_.tokens)) unknown("post_processor", step, "'cls' and 'sep' of the vocabulary");
@@ -313,7 +313,7 @@ class Steps {
     d_.byte_level = true;
     d_.prefix_space = flag(step, "add_prefix_space", true, what_);
     if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false after others");
-    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(Split::of_regex(bpe::kGpt2));
+    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(Split::from_regex(bpe::kGpt2));
   }
 
   static constexpr std::pair<std::string_view, Change::Kind> kChanges[] = {{"NFC", nfc},
@@ -347,10 +347,10 @@ class Steps {
   Split pattern(const Json& step, bpe::Behaviour how = isolated, bool invert = false) const {
     const Json& value = value_at(step, "pattern");
     const Json &regex = value_at(value, "Regex"), &text = value_at(value, "String");
-    if (text.is_string()) return Split::of_text(text.get_ref<const std::string&>(), how, invert);
+    if (text.is_string()) return Split::from_text(text.get_ref<const std::string&>(), how, invert);
     if (!regex.is_string()) unknown("step", step, "a 'pattern' with a Regex or a String");
     try {
-      return Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
+      return Split::from_regex(regex.get_ref<const std::string&>(), how, invert);
     } catch (const Error& e) {
       bad_input("{}: the pattern {} is not supported: {}", what_, shown(regex), e.what());
     }
@@ -367,11 +367,11 @@ class Steps {
   }
 
   void ends(const Json& step) {
-    bool behind = false;
+    bool text_seen = false;
     for (const Json& child : children(step, "single")) {
       if (const Json& text = value_at(child, "Sequence"); !text.is_null()) {
-        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one sequence A");
-        behind = true;
+        if (text_seen || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with one sequence A");
+        text_seen = true;
         continue;
       }
       const Json& name = value_at(value_at(child, "SpecialToken"), "id");
@@ -386,10 +386,10 @@ class Steps {
         if (!token || *token >= std::ssize(d_.tokens))
           bad_input("{}: the post_processor's token {} is {}; expected at most {}", what_, shown(name), shown(id),
                     std::ssize(d_.tokens) - 1);
-        (behind ? d_.behind : d_.before).push_back(static_cast<int32_t>(*token));
+        (text_seen ? d_.after : d_.before).push_back(static_cast<int32_t>(*token));
       }
     }
-    if (!behind) unknown("post_processor", step, "'single' with one sequence A");
+    if (!text_seen) unknown("post_processor", step, "'single' with one sequence A");
   }
 
   const std::string& what_;

@@ -34,13 +34,13 @@ std::string written(std::string_view kind, Json more = Json::object()) {
 
 bool is_scalar(uint64_t c) { return c <= 0x10FFFF && (c < 0xD800 || c > 0xDFFF); }
 
-Description of_bytes() {
+Description from_bytes() {
   Description d;
   for (int b = 0; b < 256; ++b) d.tokens.emplace_back(1, static_cast<char>(b));
   return d;
 }
 
-Description of_characters(const std::vector<char32_t>& characters) {
+Description from_characters(const std::vector<char32_t>& characters) {
   Description d;
   for (const char32_t c : characters) append_utf8(d.tokens.emplace_back(), c);
   return d;
@@ -89,12 +89,12 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
 }
 
 // Byte-level BPE with GPT-2's pattern, which accepts any bytes.
-Description of_merges(std::vector<std::string> tokens, const std::vector<BpeTokenizer::Merge>& merges,
-                      const std::string& what) {
+Description from_merges(std::vector<std::string> tokens, const std::vector<BpeTokenizer::Merge>& merges,
+                        const std::string& what) {
   Description d;
   d.tokens = std::move(tokens);
   d.any_bytes = d.byte_level = true;
-  d.cuts = {bpe::Split::of_regex(bpe::kGpt2)};
+  d.cuts = {bpe::Split::from_regex(bpe::kGpt2)};
   d.byte_tokens.assign(256, -1);
   for (size_t i = 0; i < d.tokens.size(); ++i) {
     if (d.tokens[i].empty()) bad_input("{}: token {} is empty", what, i);
@@ -162,7 +162,7 @@ struct Pair {
 // A count, and a pair's key with all bits inverted, so that a heap's top has the highest count, then the smallest pair.
 using Candidate = std::pair<int64_t, uint64_t>;
 
-BpeTokenizer::Merge of_key(uint64_t key) {
+BpeTokenizer::Merge from_key(uint64_t key) {
   return {static_cast<int32_t>(key >> 32), static_cast<int32_t>(key & 0xFFFFFFFF)};
 }
 
@@ -219,7 +219,7 @@ class Trainer {
   }
 
   void merge(uint64_t key) {
-    const auto [left, right] = of_key(key);
+    const auto [left, right] = from_key(key);
     const int32_t result = add_token(tokens_[static_cast<size_t>(left)] + tokens_[static_cast<size_t>(right)]);
     merges_.push_back({left, right});
     std::vector<int32_t> words = std::move(pairs_.at(key).words);
@@ -231,7 +231,7 @@ class Trainer {
     std::ranges::sort(changed);
     changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
     for (const uint64_t pair : changed)
-      if (const BpeTokenizer::Merge m = of_key(pair); m.left == result || m.right == result)
+      if (const BpeTokenizer::Merge m = from_key(pair); m.left == result || m.right == result)
         heap_.push({pairs_.at(pair).count, ~pair});
   }
 
@@ -268,7 +268,7 @@ Json special_token(const Json& id, const std::string& content) {
   return token;
 }
 
-ByteTokenizer::ByteTokenizer() : DescribedTokenizer("bytes", of_bytes()) {}
+ByteTokenizer::ByteTokenizer() : DescribedTokenizer("bytes", from_bytes()) {}
 
 std::vector<int32_t> ByteTokenizer::encode_with(std::string_view text, const EncodeOptions&) const {
   std::vector<int32_t> tokens(text.size());
@@ -285,7 +285,7 @@ std::map<std::string, std::string> ByteTokenizer::files() const {
 std::string ByteTokenizer::to_json() const { return written("bytes"); }
 
 CharTokenizer::CharTokenizer(std::vector<char32_t> characters)
-    : DescribedTokenizer("char", of_characters(characters)), characters_(std::move(characters)) {
+    : DescribedTokenizer("char", from_characters(characters)), characters_(std::move(characters)) {
   index_.reserve(characters_.size());
   for (size_t i = 0; i < characters_.size(); ++i) index_[characters_[i]] = static_cast<int32_t>(i);
 }
@@ -306,11 +306,11 @@ CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what
   return CharTokenizer(std::move(characters));
 }
 
-CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
-  return of_chunks([&](const auto& f) { f(text); }, what);
+CharTokenizer CharTokenizer::from_text(std::string_view text, const std::string& what) {
+  return from_chunks([&](const auto& f) { f(text); }, what);
 }
 
-CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string& what) {
+CharTokenizer CharTokenizer::from_chunks(const ChunkWalk& walk, const std::string& what) {
   std::vector<bool> found(0x110000);
   std::vector<char32_t> characters;
   size_t before = 0;
@@ -362,7 +362,7 @@ std::string CharTokenizer::to_json() const {
 }
 
 BpeTokenizer::BpeTokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, const std::string& what)
-    : DescribedTokenizer("bpe", of_merges(std::move(tokens), merges, what)), merges_(std::move(merges)) {
+    : DescribedTokenizer("bpe", from_merges(std::move(tokens), merges, what)), merges_(std::move(merges)) {
   if (const int32_t end = d_.vocab.find("<|endoftext|>"); end >= 0) eos_ = end;
 }
 

@@ -36,9 +36,9 @@ Regex compiled(std::string_view pattern, OnigSyntaxType* syntax) {
   throw Error(std::string(reinterpret_cast<const char*>(why), static_cast<size_t>(length)));
 }
 
-Regex compiled_in(const char* before, std::string_view pattern, const char* behind, OnigSyntaxType* syntax) {
+Regex compiled_in(const char* before, std::string_view pattern, const char* after, OnigSyntaxType* syntax) {
   compiled(pattern, syntax);  // must also compile by itself: "a)(b" does not
-  return compiled(fmt::format("{}(?:{}){}", before, pattern, behind), syntax);
+  return compiled(fmt::format("{}(?:{}){}", before, pattern, after), syntax);
 }
 
 // Constructs that Oniguruma 6.9.8 treats differently from 6.9.10 (the version in `tokenizers`), with equivalents for
@@ -66,7 +66,7 @@ size_t character_from(std::string_view text, size_t at) {
   return at;
 }
 
-double processor_seconds() {
+double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
@@ -85,12 +85,12 @@ struct Matching::State {
   // Called at every attempt to match.
   static int look_at_clock(OnigCalloutArgs*, void* state) {
     auto& s = *static_cast<State*>(state);
-    return ++s.tries % kTried == 0 && processor_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
+    return ++s.tries % kTried == 0 && cpu_seconds() > s.until ? ONIG_ABORT : ONIG_CALLOUT_SUCCESS;
   }
 };
 
 Matching::Matching(size_t bytes) : state_(new State) {
-  state_->until = processor_seconds() + 2 + 5e-6 * static_cast<double>(bytes);
+  state_->until = cpu_seconds() + 2 + 5e-6 * static_cast<double>(bytes);
   OnigMatchParam* const limits = state_->limits.get();
   onig_set_retry_limit_in_match_of_match_param(limits, kMaxSteps);
   onig_set_match_stack_limit_size_of_match_param(limits, kMaxStack);
@@ -112,10 +112,10 @@ Split::Split(std::string_view pattern, bool literal, Behaviour behaviour, bool i
       behaviour_(behaviour),
       invert_(invert) {}
 
-Split Split::of_regex(std::string_view regex, Behaviour behaviour, bool invert) {
+Split Split::from_regex(std::string_view regex, Behaviour behaviour, bool invert) {
   return {regex, false, behaviour, invert};
 }
-Split Split::of_text(std::string_view text, Behaviour behaviour, bool invert) {
+Split Split::from_text(std::string_view text, Behaviour behaviour, bool invert) {
   return {text, true, behaviour, invert};
 }
 
@@ -199,7 +199,7 @@ std::string Split::replaced(std::string_view text, Matching& matching, std::stri
 }
 
 void for_each_piece(std::string_view text, const Split::Each& f) {
-  static const Split gpt2 = Split::of_regex(kGpt2);
+  static const Split gpt2 = Split::from_regex(kGpt2);
   Matching matching(text.size());
   gpt2.pieces(text, matching, f);
 }
@@ -213,7 +213,7 @@ bool fullmatch(std::string_view regex, std::string_view text) {
 }
 
 bool is_word(char32_t c) {
-  static const Split word = Split::of_regex(fmt::format("[{}]", kLibraryWord));
+  static const Split word = Split::from_regex(fmt::format("[{}]", kLibraryWord));
   std::string text;
   append_utf8(text, c);
   Matching matching(text.size());

@@ -86,7 +86,7 @@ std::vector<Counted> count_ones(const TrainConfig& job) {
         }
       const Tensor sums = Tensor::empty({norm_blocks(shard.grads.numel())}, DType::float64, trainer.strategy().arena());
       block_sums(shard.grads, sums);
-      blocks = numbers(sums);
+      blocks = to_doubles(sums);
     }
     mine.found = unit_sums(trainer.strategy(), &trainer.mesh()["tp"]);
     return mine;

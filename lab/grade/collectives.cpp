@@ -16,6 +16,7 @@
 
 #include "lab/compare.h"
 #include "tensor/random.h"
+#include "verify/reference.h"
 
 namespace tessera::lab {
 namespace {
@@ -51,12 +52,12 @@ class Counting final : public Transport {
 struct Inputs {
   int ranks = 2;
   int64_t count = 1;
-  bool whole_numbers = true;
+  bool integers = true;
   uint64_t seed = 0;
 
   double at(int rank, int64_t i) const {
     const Philox random(seed + static_cast<uint64_t>(rank));
-    if (whole_numbers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
+    if (integers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
     return static_cast<float>(random.uniform(static_cast<uint64_t>(i)) - 0.5);
   }
   Range range(int r) const { return chunk_range(count, ranks, r); }
@@ -66,6 +67,10 @@ struct Inputs {
     return out;
   }
   std::vector<double> of_chunk(int rank, int p) const { return of(rank, range(p)); }
+  Tensor tensor(int rank, const ArenaPtr& arena) const {
+    const std::vector<double> values = of(rank, {0, count});
+    return Tensor::of<float>(std::vector<float>(values.begin(), values.end()), {count}, arena);
+  }
   std::string where(Op op, int rank) const {
     const char* operation = op == Op::all_gather   ? "all-gather"
                             : op == Op::all_reduce ? "all-reduce"
@@ -82,9 +87,7 @@ struct Inputs {
   std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
     const auto rank = [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
-      const std::vector<double> mine = of(world.rank(), {0, count});
-      const std::vector<float> narrow(mine.begin(), mine.end());
-      Tensor full = Tensor::of<float>(narrow, {count}, arena), in = full;
+      Tensor full = tensor(world.rank(), arena), in = full;
       const Range own = range(world.rank());
       Tensor buffer = Tensor::empty({own.size() + 1}, DType::float32, arena);  // chunk sizes differ by at most one
       buffer.fill(kUntouched);
@@ -96,13 +99,14 @@ struct Inputs {
       Counting transport(world.transport());
       const int64_t counted =
           algorithm(transport, {.op = op, .count = count, .in = in.address(), .out = out.address()});
-      return Result{numbers(out), numbers(full), numbers(buffer), transport.sent, counted, transport.elsewhere};
+      return Result{to_doubles(out), to_doubles(full), to_doubles(buffer),
+                    transport.sent,  counted,          transport.elsewhere};
     };
     return by_ranks(ranks, rank);
   }
 
   // Throws Failure if a reduce-scatter modified its input or wrote more than one chunk.
-  void expect_kept(const std::string& where, int rank, const Result& result) const {
+  void expect_unchanged(const std::string& where, int rank, const Result& result) const {
     if (result.buffer.empty() || result.buffer.back() != kUntouched)
       throw Failure{"values", where + ": more than one chunk was written to `out`; expected only this rank's chunk",
                     "`out` has the size of one chunk: the partial sum needs a separate buffer"};
@@ -148,20 +152,17 @@ struct Inputs {
   }
 };
 
-// The float32 sum of chunk p in rank order first, first + 1, ... (cyclic).
-std::vector<double> sum_from(const Inputs& in, int p, int first) {
-  std::vector<double> out;
-  for (int64_t i = in.range(p).begin; i < in.range(p).end; ++i) {
-    float sum = 0;
-    for (int s = 0; s < in.ranks; ++s) sum += static_cast<float>(in.at((first + s) % in.ranks, i));
-    out.push_back(sum);
-  }
-  return out;
+// The oracle's sum.
+std::vector<double> expected_sum(const Inputs& in, Algorithm order) {
+  const ArenaPtr arena = make_arena();
+  std::vector<Tensor> ranks;
+  for (int r = 0; r < in.ranks; ++r) ranks.push_back(in.tensor(r, arena));
+  return to_doubles(sum_over(ranks, {{{0, in.count}, in.count}}, order));
 }
 
 struct Graded {
   int64_t (*algorithm)(Transport& t, const Call& call);
-  int (*first)(int chunk);  // first rank in a chunk's summation order, modulo the ranks
+  Algorithm order;  // of sums
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
   void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
   const char* halves = nullptr;  // cause if each half of an all-reduce is correct separately
@@ -170,22 +171,22 @@ struct Graded {
 
 void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
            const std::vector<Inputs::Result>& results) {
+  const std::vector<double> sum = expected_sum(in, graded.order);
   for (int r = 0; r < in.ranks; ++r) {
     const Inputs::Result& found = results[r];
     const std::string where = in.where(op, r);
     if (std::ssize(found.values) != (op == Op::reduce_scatter ? in.range(r).size() : in.count)) throw NoAnswer();
     if (op == Op::all_gather) in.expect_gathered(where, found.values);
     if (op == Op::reduce_scatter) {
-      in.expect_kept(where, r, found);
-      expect_values(where, found.values, sum_from(in, r, graded.first(r)), graded.guesses(in, r), in.ranks);
+      in.expect_unchanged(where, r, found);
+      const Range own = in.range(r);
+      expect_values(where, found.values, {sum.begin() + own.begin, sum.begin() + own.end}, graded.guesses(in, r),
+                    in.ranks);
     }
     if (op == Op::all_reduce) {
-      std::vector<double> all;
-      for (int p = 0; p < in.ranks; ++p)
-        for (const double x : sum_from(in, p, graded.first(p))) all.push_back(x);
       std::vector<Guess> guesses;
       if (graded.halves) guesses.push_back({graded.halves, found.values});
-      expect_values(where, found.values, all, guesses, in.ranks);
+      expect_values(where, found.values, sum, guesses, in.ranks);
     }
     for (const int64_t sent : {found.sent, found.counted}) graded.expect_bytes(grading, where, in, op, r, sent);
     if (graded.to_the_next)
@@ -196,11 +197,11 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
 
 // Checks arrays of 1 to 1003 elements on 2, 3 and 5 ranks; integers first, whose sums are exact in any order.
 void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& graded) {
-  for (const bool whole_numbers : {true, false})
+  for (const bool integers : {true, false})
     for (const int n : {3, 2, 5})
       for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
         for (const Op op : ops) {
-          const Inputs in{n, count, whole_numbers, grading.seed()};
+          const Inputs in{n, count, integers, grading.seed()};
           const auto results = grading.ask(n, [&] { return in.run(op, graded.algorithm); });
           grading.check([&] { check(grading, in, op, graded, results); });
         }
@@ -216,7 +217,7 @@ void expect_direct_bytes(Grading& grading, const std::string& where, const Input
                 {"the bytes are not counted: send() of this struct counts them, send() of `memory` does not", 0}});
 }
 
-constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
+constexpr Graded kMessages{direct_by_messages, Algorithm::direct,
                            [](const Inputs& in, int rank) { return in.guesses_of_sum(rank); }, expect_direct_bytes};
 
 }  // namespace
@@ -306,7 +307,7 @@ void expect_ring_bytes(Grading& grading, const std::string& where, const Inputs&
 
 constexpr Graded kRing{
     ring,
-    [](int chunk) { return chunk + 1; },
+    Algorithm::ring,
     guesses,
     expect_ring_bytes,
     "each half is correct separately; in an all-reduce `in` and `out` alias the same array, so the partial "

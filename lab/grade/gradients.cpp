@@ -14,6 +14,7 @@
 #include "models/decoder.h"
 #include "nn/units.h"
 #include "train/batches.h"
+#include "verify/reference.h"
 
 namespace tessera::lab {
 namespace {
@@ -37,8 +38,6 @@ struct DataCase {
                        microbatches == 1 ? "" : "es", idle ? ", with an unused parameter" : "", rank);
   }
 };
-
-std::vector<float> floats(const Tensor& t) { return t.contiguous().to_vector<float>(); }
 
 class GptWithIdle : public Decoder {
  public:
@@ -65,35 +64,37 @@ void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, cons
   backward(model.loss(ids, targets, 1.0 / static_cast<double>(batch * m.context)).mean);
 }
 
-// By parameter, in order.
-using Gradients = std::vector<std::vector<float>>;
-void add(Gradients& to, const Gradients& more) {
-  if (to.empty()) {
-    to = more;
-    return;
-  }
-  for (size_t p = 0; p < to.size(); ++p)
-    for (size_t i = 0; i < to[p].size(); ++i) to[p][i] += more[p][i];
+void add(Tensor& to, const Tensor& more) {
+  if (to.defined())
+    add_to(to, more);
+  else
+    to = more.clone();
 }
 
+// All units, concatenated.
 struct MicroGradients {
   DataCase of;
-  std::vector<std::string> names;
-  std::vector<std::vector<float>> values;     // parameters before the update
-  std::vector<std::vector<Gradients>> micro;  // [rank][micro-batch]
+  std::vector<std::string> names = {};  // by parameter
+  std::vector<Range> ranges = {};
+  Tensor values = {};                           // before the update
+  std::vector<std::vector<Tensor>> micro = {};  // [rank][micro-batch]
 
-  Gradients sum_gradients(Range ranks, Range microbatches) const {
-    Gradients sum;
+  // `range` of a parameter.
+  std::vector<double> slice(const Tensor& all, size_t parameter, Range range) const {
+    return to_doubles(all.narrow(0, ranges[parameter].begin + range.begin, range.size()));
+  }
+  Tensor sum_gradients(Range ranks, Range microbatches) const {
+    Tensor sum;
     for (int64_t r = ranks.begin; r < ranks.end; ++r)
       for (int64_t j = microbatches.begin; j < microbatches.end; ++j) add(sum, micro[r][j]);
     return sum;
   }
-  Gradients of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
-  Gradients of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
+  Tensor of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
+  Tensor of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
   // The sum over the micro-batches of each rank and then over ranks, or over the ranks of each micro-batch and then
   // over micro-batches.
-  Gradients summed() const {
-    Gradients sum;
+  Tensor summed() const {
+    Tensor sum;
     if (of.zero >= 2)
       for (int64_t j = 0; j < of.microbatches; ++j) add(sum, of_microbatch(j));
     else
@@ -103,29 +104,37 @@ struct MicroGradients {
 };
 
 MicroGradients micro_gradients(const DataCase& c) {
-  MicroGradients out{.of = c, .names = {}, .values = {}, .micro = {}};
+  MicroGradients out{.of = c};
   out.micro.resize(static_cast<size_t>(c.ranks));
   on_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
     const std::unique_ptr<Decoder> made = small_model(c);
     Decoder& model = *made;
-    std::vector<FlatUnit> units;
-    for (const Module::Unit& unit : model.layout())
-      units.push_back(make_unit(unit, arena, DType::float32, DType::float32, c.seed));
-    for (const FlatUnit& unit : units)
+    const std::vector<FlatUnit>& units = model.materialize(c.seed, arena, DType::float32, DType::float32);
+    int64_t size = 0;
+    for (const FlatUnit& unit : units) {
       for (const Slot& slot : unit.slots) {
         out.names.push_back(slot.parameter->name);
-        out.values.push_back(floats(unit.values.narrow(0, slot.begin, slot.size)));
+        out.ranges.push_back({size + slot.begin, size + slot.end()});
       }
+      size += unit.values.numel();
+    }
+    const auto joined = [&](Tensor FlatUnit::*which) {
+      Tensor all = Tensor::empty({size}, DType::float32, arena);
+      int64_t at = 0;
+      for (const FlatUnit& unit : units) {
+        all.narrow(0, at, unit.values.numel()).copy_from(unit.*which);
+        at += unit.values.numel();
+      }
+      return all;
+    };
+    out.values = joined(&FlatUnit::values);
     for (int r = 0; r < c.ranks; ++r)
       for (int64_t j = 0; j < c.microbatches; ++j) {
         model.clear_gradients();
         learn(model, c, r, j, arena);
         model.zero_missing_gradients();
-        Gradients one;
-        for (const FlatUnit& unit : units)
-          for (const Slot& slot : unit.slots) one.push_back(floats(unit.grads.narrow(0, slot.begin, slot.size)));
-        out.micro[r].push_back(std::move(one));
+        out.micro[r].push_back(joined(&FlatUnit::grads));
       }
   });
   return out;
@@ -138,8 +147,8 @@ constexpr int kSteps = 2;      // with the same parameters, to detect state left
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
-  std::vector<double> numbers;
-  auto fields() { return std::tie(parameter, range, numbers); }
+  std::vector<double> elements;
+  auto fields() { return std::tie(parameter, range, elements); }
 };
 
 struct Seen {
@@ -163,7 +172,7 @@ std::vector<TensorSlice> held(const std::vector<FlatUnit>& units, bool gradients
       if (here.size() > 0)
         out.push_back({parameter,
                        {here.begin - slot.begin, here.end - slot.begin},
-                       numbers(all.narrow(0, here.begin, here.size()))});
+                       to_doubles(all.narrow(0, here.begin, here.size()))});
       ++parameter;
     }
   }
@@ -215,16 +224,14 @@ std::vector<Seen> run(const DataCase& c) {
   });
 }
 
-std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
-
 // Throws NoAnswer unless the slices cover every parameter `times` times.
 using Slices = std::vector<std::vector<TensorSlice>>;
 void check_cover(const MicroGradients& g, const Slices& slices, int times) {
   std::vector<std::vector<int>> covered;
-  for (const std::vector<float>& values : g.values) covered.emplace_back(values.size());
+  for (const Range& range : g.ranges) covered.emplace_back(range.size());
   for (const auto& list : slices)
     for (const TensorSlice& h : list) {
-      if (std::ssize(h.numbers) != h.range.size()) throw NoAnswer();
+      if (std::ssize(h.elements) != h.range.size()) throw NoAnswer();
       for (int64_t i = h.range.begin; i < h.range.end; ++i) ++covered.at(h.parameter).at(static_cast<size_t>(i));
     }
   for (const auto& parameter : covered)
@@ -232,10 +239,10 @@ void check_cover(const MicroGradients& g, const Slices& slices, int times) {
 }
 
 void check_gradients(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
-  const Gradients sum = g.summed();
+  const Tensor sum = g.summed();
   struct Mistake {
     std::string cause;
-    Gradients would_be;
+    Tensor would_be;
   };
   std::vector<Mistake> mistakes;
   for (int r = 0; r < c.ranks; ++r)
@@ -247,17 +254,16 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
          g.of_rank(r)});
   if (c.microbatches > 1) {
     const int64_t last = c.microbatches - 1;
-    Gradients earlier, again;
+    Tensor earlier, again;
     for (int64_t j = 0; j < last; ++j) add(earlier, g.of_microbatch(j));
     for (int i = 0; i < c.ranks; ++i) add(again, earlier);
     add(again, g.of_microbatch(last));
     mistakes.push_back({"only the gradient of the last micro-batch: earlier ones are lost", g.of_microbatch(last)});
     mistakes.push_back({"only the gradient of the micro-batches before the last one: the last one is lost", earlier});
     mistakes.push_back({"reduced in place after every micro-batch: earlier micro-batches are reduced again", again});
-    Gradients twice = g.of_microbatch(last);
+    Tensor twice = g.of_microbatch(last), more = sum.clone();
     add(twice, twice);
     mistakes.push_back({"the last micro-batch twice: earlier ones are lost", twice});
-    Gradients more = sum;
     add(more, g.of_microbatch(0));
     mistakes.push_back({"the first micro-batch is added twice", more});
   }
@@ -268,30 +274,30 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     for (int r = 0; r < c.ranks; ++r)
       for (const TensorSlice& h : slices[r]) {
         std::vector<Guess> guesses;
-        for (const Mistake& m : mistakes) guesses.push_back({m.cause, slice(m.would_be[h.parameter], h.range)});
+        for (const Mistake& m : mistakes) guesses.push_back({m.cause, g.slice(m.would_be, h.parameter, h.range)});
         expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
-                      h.numbers, slice(sum[h.parameter], h.range), guesses, c.ranks);
+                      h.elements, g.slice(sum, h.parameter, h.range), guesses, c.ranks);
       }
   }
 }
 
 void check_values(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
-  const Gradients sum = g.summed();
+  const Tensor sum = g.summed();
   Slices slices;
   for (const Seen& seen : ranks) slices.push_back(seen.values);
   check_cover(g, slices, c.zero == 3 ? 1 : c.ranks);
   for (int r = 0; r < c.ranks; ++r) {
     const Seen& seen = ranks[r];
     for (const TensorSlice& h : seen.values) {
-      const std::vector<double> before = slice(g.values[h.parameter], h.range);
-      const std::vector<double> after = before + slice(sum[h.parameter], h.range) * -kRate;
+      const std::vector<double> before = g.slice(g.values, h.parameter, h.range),
+                                after = before + g.slice(sum, h.parameter, h.range) * -kRate;
       std::vector<double> own_alone = before;  // with only the local update
       for (const TensorSlice& mine : seen.gradients[0])
         if (mine.parameter == h.parameter)
           for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
             own_alone[i - h.range.begin] = after[i - h.range.begin];
       const char* stale = "the shards updated by other ranks have old values: they were not gathered";
-      expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.numbers,
+      expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.elements,
                     after, {{stale, own_alone}, {stale, before}}, c.ranks, 1e-5);
     }
   }

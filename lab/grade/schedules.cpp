@@ -91,7 +91,7 @@ void check_in_flight(const std::string& where, const Schedule& s, int rank, cons
 
 void check_bubble(const std::string& where, const Schedule& s, double expected, const std::string& formula,
                   const std::string& cause) {
-  const double found = simulate(s).bubble_share();
+  const double found = simulate(s).bubble_fraction();
   if (std::abs(found - expected) < 1e-9) return;
   throw Failure{"bubble",
                 fmt::format("{}: bubble {:.4f} of the time; expected {:.4f} = {}", where, found, expected, formula),

@@ -93,7 +93,7 @@ void check_case(Grading& grading, const Case& c, int n) {
     };
     const Var leaf(mine(x), true);
     const Var y = redistribute(scale(leaf, 1), world, c.from, c.to);
-    ProductSeen seen{.value = numbers(y.value()), .sent_forward = sent(world)};
+    ProductSeen seen{.value = to_doubles(y.value()), .sent_forward = sent(world)};
     backward(y, {.seed = mine(dy)});
     seen.sent_backward = sent(world) - seen.sent_forward;
     seen.gradient = gradient_values(leaf);
@@ -109,9 +109,9 @@ void check_case(Grading& grading, const Case& c, int n) {
       expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
                     {{"the local value is unchanged: no redistribution in the forward pass", x.rank[r]}}, n, 1e-12);
       const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
-      const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
+      const std::string conversion = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
       std::vector<Guess> guesses{
-          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
+          {fmt::format("the local gradient is unchanged; expected {}: {}", c.backward, conversion), dy.rank[r]}};
       if (dual(c.to) != P)
         guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
       else if (dy.rank[0].size() == expected.size())
@@ -121,7 +121,7 @@ void check_case(Grading& grading, const Case& c, int n) {
           return;
         guesses.push_back(
             {fmt::format("the gradient is converted {} -> {}, which is {}; expected {}: dual(to) -> dual(from)",
-                         from.str(), to.str(), names, way),
+                         from.str(), to.str(), names, conversion),
              moved(dy, from, to, r)});
       };
       goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
@@ -136,7 +136,7 @@ void check_case(Grading& grading, const Case& c, int n) {
       };
       expect_bytes(grading, where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
       expect_bytes(grading, where + ", backward", seen.sent_backward, bytes(dual(c.to), dual(c.from)),
-                   fmt::format("the bytes of {}", way));
+                   fmt::format("the bytes of {}", conversion));
     });
 }
 
@@ -154,8 +154,6 @@ PassedChecks grade_f_and_g(Grading& grading) {
           "with sequence parallelism an all-gather and a reduce-scatter instead",
           "on 2 and 3 ranks, values, gradients and bytes"};
 }
-
-// The reference is a plain computation in double.
 
 namespace {
 
@@ -191,34 +189,56 @@ struct VocabularyProblem {
     const double m = top(row, columns);
     return std::log(sum_exp(row, columns, m)) + m;
   }
-  double loss() const {
-    double all = 0;
-    for (int64_t row = 0; row < rows; ++row) all += log_sum_exp(row, {0, vocab}) - logit(row, target(row));
-    return all;
-  }
 };
 
 constexpr double kScale = 0.25;
 
-// `of_top`: with the maximum instead of the log-sum-exp (a typical mistake).
-std::vector<double> gradient(const VocabularyProblem& p, int rank, bool of_top = false) {
-  std::vector<double> out;
+struct VocabularySeen {
+  double loss = 0;  // sum over rows
+  std::vector<double> root = {}, gradient = {};
+  int64_t sent = 0;
+  auto fields() { return std::tie(loss, root, gradient, sent); }
+};
+
+// `world` null: the product's unsharded loss.
+VocabularySeen solve(const VocabularyProblem& p, Communicator* world) {
+  const ArenaPtr arena = make_arena();
+  const Range own = world ? p.own(world->rank()) : Range{0, p.vocab};
+  std::vector<double> mine;
+  std::vector<int32_t> targets;
   for (int64_t row = 0; row < p.rows; ++row) {
-    const double m = p.top(row, {0, p.vocab}), s = of_top ? 1 : p.sum_exp(row, {0, p.vocab}, m);
-    for (int64_t j = p.own(rank).begin; j < p.own(rank).end; ++j)
-      out.push_back(kScale * (std::exp(p.logit(row, j) - m) / s - (j == p.target(row) ? 1 : 0)));
+    for (int64_t j = own.begin; j < own.end; ++j) mine.push_back(p.logit(row, j));
+    targets.push_back(p.target(row));
   }
+  const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true), copy = scale(logits, 1);
+  const Tensor all_targets = Tensor::of<int32_t>(targets, {p.rows}, arena);
+  const Loss loss = world ? vocab_parallel_cross_entropy(copy, all_targets, kScale, *world, p.vocab)
+                          : cross_entropy(copy, all_targets, kScale);
+  VocabularySeen seen{.loss = loss.loss_sum, .root = to_doubles(loss.mean.value()), .sent = world ? sent(*world) : 0};
+  backward(loss.mean);
+  seen.gradient = gradient_values(logits);
+  return seen;
+}
+
+std::vector<double> own_columns(const VocabularyProblem& p, int rank, const std::vector<double>& all) {
+  std::vector<double> out;
+  for (auto row = all.begin(); row != all.end(); row += p.vocab)
+    out.insert(out.end(), row + p.own(rank).begin, row + p.own(rank).end);
   return out;
 }
 
-std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank) {
-  const std::vector<double> right = gradient(p, rank);
+std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank, const std::vector<double>& full) {
+  const std::vector<double> right = own_columns(p, rank, full);
+  std::vector<double> of_top;
+  for (int64_t row = 0; row < p.rows; ++row)
+    for (int64_t j = p.own(rank).begin; j < p.own(rank).end; ++j)
+      of_top.push_back(kScale * (std::exp(p.logit(row, j) - p.top(row, {0, p.vocab})) - (j == p.target(row) ? 1 : 0)));
   std::vector<Guess> out{{"the gradient is not scaled: the loss is the sum times `scale`", right * (1 / kScale)},
                          {"the gradient is scaled twice: `by` already has the scale", right * kScale},
-                         {"exp(x - m) instead of exp(x - lse): pass r.lse instead of `top`", gradient(p, rank, true)}};
+                         {"exp(x - m) instead of exp(x - lse): pass r.lse instead of `top`", of_top}};
   if (p.vocab % p.ranks != 0) return out;
   std::vector<double> all(right.size());
-  for (int r = 0; r < p.ranks; ++r) all = all + gradient(p, r);
+  for (int r = 0; r < p.ranks; ++r) all = all + own_columns(p, r, full);
   out.push_back(
       {"the gradients are reduced over ranks, but each rank has different columns: no message is needed", all});
   return out;
@@ -262,59 +282,33 @@ std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
   return out;
 }
 
-struct VocabularySeen {
-  double loss = 0;  // sum over rows
-  std::vector<double> root = {}, gradient = {};
-  int64_t sent = 0;
-  auto fields() { return std::tie(loss, root, gradient, sent); }
-};
-
-std::vector<VocabularySeen> solve(const VocabularyProblem& p) {
-  return by_ranks(p.ranks, [&](Communicator& world) {
-    const ArenaPtr arena = make_arena();
-    const Range own = p.own(world.rank());
-    std::vector<double> mine;
-    std::vector<int32_t> targets;
-    for (int64_t row = 0; row < p.rows; ++row) {
-      for (int64_t j = own.begin; j < own.end; ++j) mine.push_back(p.logit(row, j));
-      targets.push_back(p.target(row));
-    }
-    const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true);
-    const Loss loss = vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena),
-                                                   kScale, world, p.vocab);
-    VocabularySeen seen{.loss = loss.loss_sum, .root = numbers(loss.mean.value()), .sent = sent(world)};
-    backward(loss.mean);
-    seen.gradient = gradient_values(logits);
-    return seen;
-  });
-}
-
 void check_problem(Grading& grading, const VocabularyProblem& p, const std::vector<VocabularySeen>& ranks) {
   int64_t all_sent = 0;
+  const VocabularySeen full = solve(p, nullptr);
   for (int r = 0; r < p.ranks; ++r) {
     const VocabularySeen& seen = ranks[r];
     const std::string where = fmt::format("{} rows of {} logits on {} ranks, rank {}", p.rows, p.vocab, p.ranks, r);
     if (!std::isfinite(seen.loss))
       throw Failure{"values",
-                    fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
+                    fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, full.loss),
                     "exponentials overflow or all underflow: subtract the maximum logit of the row over all ranks "
                     "(Reduction::max), neither a sum nor a local maximum"};
-    expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
-    expect_values(where + ": the loss, the sum times `scale`", seen.root, {p.loss() * kScale},
-                  {{"the value is only the sum: pass tessera::scale(r.sum, scale) to record_one()", {p.loss()}},
-                   {"the value is scaled twice", {p.loss() * kScale * kScale}}},
+    expect_values(where + ": the sum of the losses", {seen.loss}, {full.loss}, guesses(p, r), p.ranks, 1e-10);
+    expect_values(where + ": the loss, the sum times `scale`", seen.root, full.root,
+                  {{"the value is only the sum: pass tessera::scale(r.sum, scale) to record_one()", {full.loss}},
+                   {"the value is scaled twice", full.root * kScale}},
                   1, 1e-10);
-    expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r), guesses_of_gradient(p, r),
-                  p.ranks, 1e-10);
+    expect_values(where + ": the gradient of the logits", seen.gradient, own_columns(p, r, full.gradient),
+                  guesses_of_gradient(p, r, full.gradient), p.ranks, 1e-10);
     all_sent += seen.sent;
   }
-  const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
-  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
+  const int64_t row_bytes = 2 * (p.ranks - 1) * p.rows * 8;
+  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * row_bytes,
                "three all-reduces of one value per row, 3 x 2 (n - 1) x 8 N",
-               {{"two all-reduces; expected three", 2 * numbers_of_rows},
-                {"four all-reduces; expected three", 4 * numbers_of_rows},
+               {{"two all-reduces; expected three", 2 * row_bytes},
+                {"four all-reduces; expected three", 4 * row_bytes},
                 {"the logits are gathered: vocabulary parallelism must avoid this",
-                 3 * numbers_of_rows + (p.ranks - 1) * p.rows * p.vocab * 8}});
+                 3 * row_bytes + (p.ranks - 1) * p.rows * p.vocab * 8}});
 }
 
 }  // namespace
@@ -324,7 +318,8 @@ PassedChecks grade_vocabulary(Grading& grading) {
     for (VocabularyProblem p : {VocabularyProblem{n, 3, 12, 3}, VocabularyProblem{n, 1, n, 1},
                                 VocabularyProblem{n, 17, 101, 5}, VocabularyProblem{n, 5, 23, 2000}}) {
       p.seed = grading.seed();
-      const auto ranks = grading.ask(n, [&] { return solve(p); });
+      const auto ranks =
+          grading.ask(n, [&] { return by_ranks(n, [&](Communicator& world) { return solve(p, &world); }); });
       grading.check([&] { check_problem(grading, p, ranks); });
     }
   return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks within 1e-10, even and uneven shards",

@@ -40,7 +40,7 @@ void for_each_target(LanguageModel& model, const F& f) {
 }
 
 std::vector<int64_t> fused_rows(const ModelConfig& config, Linear& l, std::string_view name) {
-  return fused_rows(config, find_row(config.family).find(name)->theirs.size(), l.parameter(l.weight).whole[0]);
+  return fused_rows(config, find_row(config.family).find(name)->theirs.size(), l.parameter(l.weight).full_shape[0]);
 }
 
 }  // namespace

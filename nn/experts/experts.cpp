@@ -60,7 +60,7 @@ int64_t MixtureOfExperts::idle_elements() const {
   return count_elements(*experts_[0]) * (options_.experts.count - options_.experts.per_token);
 }
 
-void MixtureOfExperts::keep_experts(int64_t first, int64_t count, Exchange exchange) {
+void MixtureOfExperts::set_local_experts(int64_t first, int64_t count, Exchange exchange) {
   first_ = first;
   here_ = count;
   exchange_ = std::move(exchange);
@@ -138,7 +138,7 @@ void MixtureOfExperts::note(const Routed& routed, const StepInfo& at) {
   load_.dropped += routed.dropped;
   load_.elsewhere += routed.elsewhere;
   load_.margin = std::max(load_.margin, routed.margin);
-  if (keeps_passes_) load_.passes.push_back({at.first_sequence, routed.chosen.to_vector<int32_t>(), routed.counts});
+  if (records_passes_) load_.passes.push_back({at.first_sequence, routed.chosen.to_vector<int32_t>(), routed.counts});
 }
 
 Var MixtureOfExperts::forward(const Var& x) {

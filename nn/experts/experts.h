@@ -53,7 +53,7 @@ class MixtureOfExperts : public Module {
   };
   using Exchange = std::function<Exchanged(const Var& rows, const std::vector<int64_t>& counts)>;
   // Retains only experts [first, first + count). Call before materialization.
-  void keep_experts(int64_t first, int64_t count, Exchange exchange);
+  void set_local_experts(int64_t first, int64_t count, Exchange exchange);
 
   // Redistribution steps of forward() under tensor and sequence parallelism; empty: identity.
   struct Redistribution {
@@ -76,12 +76,12 @@ class MixtureOfExperts : public Module {
   struct Load {
     std::vector<int64_t> rows;
     int64_t dropped = 0;
-    std::vector<Pass> passes = {};  // recorded after keep_passes()
+    std::vector<Pass> passes = {};  // recorded after record_passes()
     int64_t elsewhere = 0;          // as in Routed, for replayed choices
     double margin = 0;
   };
   Load take_load();
-  void keep_passes() { keeps_passes_ = true; }
+  void record_passes() { records_passes_ = true; }
   // Replays choices, int32 (N, k), in training passes.
   using Replay = std::function<Tensor(int64_t first_sequence, int64_t sequences)>;
   void set_choices(Replay replay) { replay_ = std::move(replay); }
@@ -104,7 +104,7 @@ class MixtureOfExperts : public Module {
   Exchange exchange_;
   Redistribution comm_;
   Replay replay_;
-  bool keeps_passes_ = false;
+  bool records_passes_ = false;
   Load load_;
 };
 

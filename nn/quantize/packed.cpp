@@ -17,13 +17,13 @@ std::shared_ptr<Packed> make_packed(const Packing& packing) {
 void cut(Packed& packed, const Parameter& p) {
   const Packing& packing = packed.packing;
   packed.runs.clear();
-  for_each_run(p.whole, p.shard, 0, p.local().numel(), [&](int64_t here, int64_t full, int64_t count) {
+  for_each_run(p.full_shape, p.shard, 0, p.local().numel(), [&](int64_t here, int64_t full, int64_t count) {
     packed.runs.push_back({here, full, count});
   });
   if (const int64_t bound = splits_block(packing, packed.runs); bound > 0) {
     int64_t step = bound;
     for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.full, run.count));
-    throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be sharded at multiples of " +
+    throw FieldError(p.shard.axis, "'" + p.name + "' " + p.full_shape.str() + " would be sharded at multiples of " +
                                        std::to_string(step) + " elements, which the " +
                                        std::to_string(packing.block()) +
                                        " quantized together do not divide; expected fewer ranks");

@@ -14,7 +14,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kBytes = sizeof(StepState::Numbers);
+constexpr int64_t kBytes = sizeof(StepState::Scalars);
 
 constexpr int64_t kBefore = 2;  // scalars before the units' sums: the loss, and the out-of-bounds flag
 
@@ -36,7 +36,7 @@ __global__ void contributions_kernel(Contribution p, double* out) {
 
 __device__ inline bool is_finite(double x) { return x - x == 0; }
 
-__global__ void close_kernel(const double* sums, const double* squares, double max_norm, StepState::Numbers* n) {
+__global__ void close_kernel(const double* sums, const double* squares, double max_norm, StepState::Scalars* n) {
   n->loss_sum = sums[0];
   n->grad_norm = math::sqrt(*squares);
   n->update.grad_scale = clipped(n->grad_norm, max_norm);
@@ -48,17 +48,17 @@ __global__ void close_kernel(const double* sums, const double* squares, double m
 StepState::StepState(const ArenaPtr& arena)
     : there_(Tensor::empty({(kBytes + 7) / 8}, DType::int64, arena, Category::workspace)) {
   const std::shared_ptr<std::byte> memory = pinned_memory(2 * kBytes);
-  host_ = {memory, new (memory.get()) Numbers[2]};
+  host_ = {memory, new (memory.get()) Scalars[2]};
 }
 
 const uint64_t* StepState::step() const { return &there()->step; }
-const UpdateNumbers* StepState::update() const { return &there()->update; }
+const UpdateScalars* StepState::update() const { return &there()->update; }
 
-void StepState::set(uint64_t step, const UpdateNumbers& update) { host_.get()[0] = {.step = step, .update = update}; }
+void StepState::set(uint64_t step, const UpdateScalars& update) { host_.get()[0] = {.step = step, .update = update}; }
 
 void StepState::fetch() const {
   Context& c = context(there_);
-  c.queued("step numbers", cudaMemcpyAsync(there(), host_.get(), kBytes, cudaMemcpyHostToDevice, c.stream()));
+  c.queued("step scalars", cudaMemcpyAsync(there(), host_.get(), kBytes, cudaMemcpyHostToDevice, c.stream()));
 }
 
 Tensor StepState::contributions(const Tensor& loss_sum, const Tensor& squares, const Contributes& contributes) const {
@@ -68,7 +68,7 @@ Tensor StepState::contributions(const Tensor& loss_sum, const Tensor& squares, c
                                   contributes.squares ? squares.device_data<double>() : nullptr, squares.numel(),
                                   complaints.data(), complaints.size()};
   const Tensor out = squares.make({kBefore + squares.numel()}, DType::float64, Category::workspace);
-  launch(c, "step numbers", {.blocks = 1}, contributions_kernel, contribution, out.device_data<double>());
+  launch(c, "step scalars", {.blocks = 1}, contributions_kernel, contribution, out.device_data<double>());
   return out;
 }
 
@@ -77,13 +77,13 @@ void StepState::close(const Tensor& contributions, double max_norm) const {
   const Tensor squares = contributions.make({1}, DType::float64, Category::workspace);
   const std::array all{BlockRun{.begin = kBefore, .count = contributions.numel() - kBefore}};
   cuda::ordered_sums(contributions, all, squares);
-  launch(c, "step numbers", {.blocks = 1, .threads = 1}, close_kernel, contributions.device_data<double>(),
+  launch(c, "step scalars", {.blocks = 1, .threads = 1}, close_kernel, contributions.device_data<double>(),
          squares.device_data<double>(), max_norm, there());
 }
 
 void StepState::copy_back() const {
   Context& c = context(there_);
-  c.queued("step numbers", cudaMemcpyAsync(host_.get() + 1, there(), kBytes, cudaMemcpyDeviceToHost, c.stream()));
+  c.queued("step scalars", cudaMemcpyAsync(host_.get() + 1, there(), kBytes, cudaMemcpyDeviceToHost, c.stream()));
 }
 
 }  // namespace tessera::cuda

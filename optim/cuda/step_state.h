@@ -17,18 +17,18 @@ namespace tessera::cuda {
 
 class StepState {
  public:
-  struct Numbers {
+  struct Scalars {
     uint64_t step = 0;
-    UpdateNumbers update;                // from the host, except grad_scale and skip, set by close()
+    UpdateScalars update;                // from the host, except grad_scale and skip, set by close()
     double loss_sum = 0, grad_norm = 0;  // set by close()
   };
   explicit StepState(const ArenaPtr& arena);
 
   const uint64_t* step() const;
-  const UpdateNumbers* update() const;
+  const UpdateScalars* update() const;
 
   // Sets the scalars that the next fetch() copies to the GPU. Everything queued before must have completed.
-  void set(uint64_t step, const UpdateNumbers& update);
+  void set(uint64_t step, const UpdateScalars& update);
   void fetch() const;
   // This rank's contributions, float64 (2 + units): the loss, float64 (); 1 if a kernel found an index out of bounds;
   // each unit's sum of squared gradients, float64 (units). Values contributed by other ranks are zero here.
@@ -40,12 +40,12 @@ class StepState {
   // finite, or an index was out of bounds.
   void close(const Tensor& contributions, double max_norm) const;
   void copy_back() const;
-  const Numbers& found() const { return host_.get()[1]; }
+  const Scalars& found() const { return host_.get()[1]; }
 
  private:
-  Numbers* there() const { return reinterpret_cast<Numbers*>(there_.address()); }
+  Scalars* there() const { return reinterpret_cast<Scalars*>(there_.address()); }
   Tensor there_;
-  std::shared_ptr<Numbers> host_;  // pinned: input and output
+  std::shared_ptr<Scalars> host_;  // pinned: input and output
 };
 
 }  // namespace tessera::cuda

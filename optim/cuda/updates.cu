@@ -85,7 +85,7 @@ struct Update;
 template <class Rule, class V, class G, class W, size_t... K>
 struct Update<Rule, V, G, W, std::index_sequence<K...>> {
   UpdateConstants<W> step;
-  const UpdateNumbers* now;
+  const UpdateScalars* now;
   V* values;
   const G* grads;
   W* master;
@@ -120,8 +120,8 @@ struct Blended {
 
 }  // namespace
 
-void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateNumbers& now,
-            const UpdateNumbers* on_gpu) {
+void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateScalars& now,
+            const UpdateScalars* on_gpu) {
   const auto with_types = [&]<class Rule, class V, class G, size_t... K>(Rule, V, G, std::index_sequence<K...> all) {
     if constexpr (!kHasKernels<V> || !kHasKernels<G>) {
       reject_float64(DType::float64, "optimizer");

@@ -233,9 +233,9 @@ AsyncSummary AsyncServer::finish() {
 std::optional<PushLog> AsyncServer::order() {
   if (before_ > 0 || !shard_) return {};
   const std::vector<AppliedPush> mine = shard_->applied_since(0);
-  const Tensor numbers = to_tensor(mine, arena_);
+  const Tensor pushes = to_tensor(mine, arena_);
   if (rank_ > 0) {
-    channel(rank_).send(0, numbers);
+    channel(rank_).send(0, pushes);
     return {};
   }
   PushLog log{.workers = axis_.size(),
@@ -243,10 +243,10 @@ std::optional<PushLog> AsyncServer::order() {
               .steps = options_.steps,
               .servers = {}};
   for (int k = 0; k < servers_; ++k) {
-    if (k > 0) channel(k).recv(k, numbers);
+    if (k > 0) channel(k).recv(k, pushes);
     std::vector<Push>& order = log.servers.emplace_back();
     for (size_t p = 0; p < mine.size(); ++p) {
-      const int64_t* const n = numbers.data<int64_t>() + 3 * p;
+      const int64_t* const n = pushes.data<int64_t>() + 3 * p;
       order.push_back({static_cast<int>(n[0]), n[1], n[2]});
     }
   }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "parallel/comm/memory.h"
 
 namespace tessera {
@@ -30,9 +31,9 @@ struct Exchange {
   }
   void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
-  void send_pieces(const std::byte* whole) {
+  void send_chunks(const std::byte* full) {
     for (int r = 0; r < n; ++r)
-      if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
+      if (r != rank) send(r, full + range(r).begin * element, bytes(r));
   }
   // out = the sum, in rank order, of the `size` bytes that each rank sent; this rank's input is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
@@ -46,12 +47,12 @@ struct Exchange {
     }
     memory.reduce_ranks(in, std::span(&out, 1), {0, size / element});
   }
-  void share_piece(const std::byte* own, std::byte* whole) {
+  void share_chunk(const std::byte* own, std::byte* full) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, own, bytes(rank));
-    memory.copy(whole + range(rank).begin * element, own, bytes(rank));
+    memory.copy(full + range(rank).begin * element, own, bytes(rank));
     for (int r = 0; r < n; ++r)
-      if (r != rank) recv(r, whole + range(r).begin * element, bytes(r));
+      if (r != rank) recv(r, full + range(r).begin * element, bytes(r));
   }
 
   void run();
@@ -61,14 +62,14 @@ void Exchange::run() {
   const int64_t begin = range(rank).begin * element, all = call.bytes();
   switch (call.op) {
     case Op::all_reduce:
-      send_pieces(call.in);
+      send_chunks(call.in);
       sum_received(call.in + begin, call.out + begin, bytes(rank));
-      return share_piece(call.out + begin, call.out);
+      return share_chunk(call.out + begin, call.out);
     case Op::reduce_scatter:
-      send_pieces(call.in);
+      send_chunks(call.in);
       return sum_received(call.in + begin, call.out, bytes(rank));
     case Op::all_gather:
-      return share_piece(call.in, call.out);
+      return share_chunk(call.in, call.out);
     case Op::broadcast:
       if (rank != call.root) return recv(call.root, call.out, all);
       for (int r = 0; r < n; ++r)
@@ -85,12 +86,9 @@ void Exchange::run() {
     case Op::scatter:
       if (rank != call.root) return recv(call.root, call.out, bytes(rank));
       memory.copy(call.out, call.in + begin, bytes(rank));
-      return send_pieces(call.in);
+      return send_chunks(call.in);
     case Op::all_to_all:
-      send_pieces(call.in);
-      memory.copy(call.out + begin, call.in + begin, bytes(rank));
-      for (int r = 0; r < n; ++r)
-        if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
+      sent = exchange_uneven(t, call);
       return;
     default: {  // barrier: a message between every pair of ranks
       std::byte token{};
@@ -141,25 +139,11 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
   }
 }
 
-namespace {
-
-template <class F>
-std::string list_algorithms(const F& includes) {
+std::string expected_algorithms(bool uniform) {
   std::vector<std::string_view> names;
   for (const AlgorithmRow& row : kAlgorithms)
-    if (includes(row)) names.push_back(row.name);
-  std::string out(names.at(0));
-  for (size_t i = 1; i < names.size(); ++i) out.append(i + 1 < names.size() ? ", " : " or ").append(names[i]);
-  return out;
-}
-
-}  // namespace
-
-std::string portable_algorithms() {
-  return list_algorithms([](const AlgorithmRow& row) { return row.order != AdditionOrder::library; });
-}
-std::string uniform_algorithms() {
-  return list_algorithms([](const AlgorithmRow& row) { return row.adds_uniformly(); });
+    if (uniform ? row.adds_uniformly() : row.order != AdditionOrder::library) names.push_back(row.name);
+  return alternatives(names);
 }
 
 bool uses_native(const Transport& t, Algorithm algorithm, const Call& call) {

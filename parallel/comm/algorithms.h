@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "parallel/comm/transport.h"
 
 namespace tessera {
@@ -47,16 +48,11 @@ inline constexpr auto kAlgorithms = std::to_array<AlgorithmRow>({
 });
 constexpr const AlgorithmRow& find_row(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
 constexpr std::string_view to_string(Algorithm algorithm) { return find_row(algorithm).name; }
-inline constexpr auto kAlgorithmNames = [] {
-  std::array<std::string_view, kAlgorithms.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kAlgorithms[i].name;
-  return names;
-}();
+inline constexpr auto kAlgorithmNames = row_names(kAlgorithms);
 
-// "direct, ring, tree or root": the algorithms with a documented summation order, and those whose order is the same for
-// all elements.
-std::string portable_algorithms();
-std::string uniform_algorithms();
+// "direct, ring, tree or root": the algorithms with a documented summation order; `uniform`: only those whose order is
+// the same for all elements.
+std::string expected_algorithms(bool uniform = false);
 
 // Whether the library runs the collective. Uneven chunks use the library only if messages cannot reach the arrays.
 // Throws Error if the library is required but a different summation order is requested.

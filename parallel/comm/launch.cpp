@@ -142,6 +142,21 @@ void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, cons
   all.barrier();
 }
 
+void run_process(const LaunchOptions& o, std::unique_ptr<Transport> transport, int local_world_size,
+                 const std::function<void(Communicator& world)>& body) {
+  const auto flight = std::make_shared<Flight>(transport->rank(), transport->size(), make_stall_reporter(o));
+  const int local_rank = transport->local_rank();
+  try {
+    run_rank(o, wrap_transport(o, std::move(transport), local_rank, local_world_size), flight, body);
+  } catch (const Error& e) {
+    write_flight(o, *flight, e.what());
+    throw;
+  } catch (const std::exception& e) {
+    write_flight(o, *flight, failure_cause(e));
+    throw CommError(failure_cause(e));
+  }
+}
+
 std::string failure_cause(const std::exception& failure) {
   if (dynamic_cast<const std::bad_alloc*>(&failure)) {
     int64_t pages = 0, resident = 0;

@@ -42,7 +42,6 @@ class HostBarrier {
   // Call after a barrier.
   const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
   uint32_t calls() const { return calls_; }
-  uint32_t generation() const { return generation_; }
 
  private:
   std::array<Call, 2>& rank_posts(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }

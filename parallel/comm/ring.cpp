@@ -46,12 +46,12 @@ struct Ring {
     memory.copy(out, sum.data(), held.size() * element);
   }
 
-  // Each rank's chunk is in its place inside `whole`.
-  void all_gather(std::byte* whole) {
+  // Each rank's chunk is in its place inside `full`.
+  void all_gather(std::byte* full) {
     for (int s = 0; s < n - 1; ++s) {
       const Range mine = range(rank - s), next = range(rank - s - 1);
-      send(whole + mine.begin * element, mine.size() * element);
-      memory.recv(t, left, kTag, whole + next.begin * element, next.size() * element);
+      send(full + mine.begin * element, mine.size() * element);
+      memory.recv(t, left, kTag, full + next.begin * element, next.size() * element);
     }
   }
 };

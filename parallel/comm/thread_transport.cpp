@@ -57,7 +57,6 @@ ThreadTransport::~ThreadTransport() = default;
 int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.size()); }
 int ThreadTransport::world_rank(int rank) const { return group_->world_ranks[static_cast<size_t>(rank)]; }
 void ThreadTransport::fail(const std::string& cause) { group_->failure_state->fail(world_rank(rank_), cause); }
-int ThreadTransport::failed_rank() const { return group_->failure_state->failed_rank(); }
 std::vector<CallLog*> ThreadTransport::logs() {
   std::vector<CallLog*> logs;
   for (Place& place : group_->places) logs.push_back(&place.log);

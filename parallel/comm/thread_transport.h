@@ -87,7 +87,9 @@ class ThreadTransport final : public Transport {
   int64_t direct(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
-  int failed_rank() const override;
+  const FailureState* failure_state() const override { return group_->failure_state.get(); }
+  // Without the cause, which launch() reports.
+  std::string failure() const override { return "rank " + std::to_string(failed_rank()) + " has failed"; }
   std::vector<CallLog*> logs() override;
 
  private:

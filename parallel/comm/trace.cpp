@@ -27,7 +27,7 @@ Trace::Trace(size_t max_steps) : began_(seconds()), max_steps_(max_steps), recor
 Trace::~Trace() { watch(nullptr); }
 double Trace::now() const { return seconds() - began_; }
 
-double Trace::processor_now() {
+double Trace::cpu_now() {
   std::timespec t{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);

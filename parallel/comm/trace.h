@@ -33,7 +33,7 @@ struct TraceEvent {
   double begin = 0, end = 0;
   int64_t sent = 0;
   TraceKind kind = TraceKind::communication;
-  double processor = 0;  // CPU seconds of an action's thread
+  double cpu_s = 0;  // CPU seconds of an action's thread
 };
 
 struct TraceStep {
@@ -51,7 +51,7 @@ class Trace : NotCopied {
   explicit Trace(size_t max_steps = 0);
   ~Trace();
   double now() const;
-  static double processor_now();
+  static double cpu_now();
   double origin() const { return began_; }  // start on the steady clock, which the processes of a host share
   void add(TraceEvent event);
   void begin_step(int64_t step);

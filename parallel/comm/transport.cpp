@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,18 +18,6 @@
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
-
-void FailureState::fail(int world_rank, const std::string& cause) {
-  const std::lock_guard lock(mutex_);
-  int none = -1;
-  const bool first = failed_.compare_exchange_strong(none, world_rank, std::memory_order_seq_cst);
-  if (first || (none == world_rank && cause_.empty())) cause_ = cause;
-}
-
-std::string FailureState::cause() const {
-  const std::lock_guard lock(mutex_);
-  return cause_;
-}
 
 void PeerWait::overdue(double seconds, bool again) {
   if (!transport_.flight_) return;
@@ -107,7 +94,7 @@ std::function<void()> Transport::start_native(const Call& call) {
 
 int64_t Transport::native(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) + "; expected " +
-              portable_algorithms());
+              expected_algorithms());
 }
 
 std::string_view to_string(Op op) {

@@ -17,17 +17,16 @@
 //        +--> native()            a library's collective: MPI, NCCL
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "parallel/comm/call.h"
+#include "parallel/comm/failure.h"
 #include "parallel/comm/wait.h"
 
 namespace tessera {
@@ -35,20 +34,6 @@ namespace tessera {
 class CallLog;
 class CommWorker;
 class Flight;
-
-class FailureState {
- public:
-  // Only the first failure is recorded; a missing cause may be added later.
-  void fail(int world_rank, const std::string& cause);
-  int failed_rank() const { return failed_.load(std::memory_order_acquire); }  // negative: none
-  std::string cause() const;
-  const std::atomic<int>& flag() const { return failed_; }
-
- private:
-  std::atomic<int> failed_{-1};
-  mutable std::mutex mutex_;
-  std::string cause_;
-};
 
 class Transport : NotCopied {
  public:
@@ -101,10 +86,11 @@ class Transport : NotCopied {
 
   // Ends all waits, because this rank cannot continue. `cause` may be empty if not yet known.
   virtual void fail(const std::string& cause) = 0;
-  // World rank; negative: none.
-  virtual int failed_rank() const { return -1; }
-  // "rank 1 has failed: its process 77 is gone", with the cause if known.
-  virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
+  // Null: failures are not detected.
+  virtual const FailureState* failure_state() const { return nullptr; }
+  int failed_rank() const { return failure_state() ? failure_state()->failed_rank() : -1; }  // negative: none
+  // The failure, as an error message names it.
+  virtual std::string failure() const { return failure_state()->describe(); }
   // Call logs by rank, for calls without a host barrier; empty if some are not accessible.
   virtual std::vector<CallLog*> logs() { return {}; }
 

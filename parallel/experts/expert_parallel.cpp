@@ -50,7 +50,7 @@ int64_t sum_squares(std::span<const int64_t> counts) {
 Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
                   const std::vector<int64_t>& received) {
   return record_one("exchange_rows", exchanged(x.value(), axis, sent, received), {x.edge()},
-                    [&axis, sent, received](Grads& g) { g.give(0, exchanged(g.output(), axis, received, sent)); });
+                    [&axis, sent, received](Grads& g) { g.set(0, exchanged(g.output(), axis, received, sent)); });
 }
 
 void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
@@ -68,24 +68,24 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
   const auto moved = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Var x) { return redistribute(std::move(x), tp, from, to); };
   };
-  MixtureOfExperts::Redistribution& ways = layer.redistribution();
-  ways.logits = moved(between, I);
-  ways.enter = moved(between, R);
-  ways.weights = moved(I, R);
-  ways.leave = [&tp, between](Var y) { return join(std::move(y), tp, between); };
+  MixtureOfExperts::Redistribution& hooks = layer.redistribution();
+  hooks.logits = moved(between, I);
+  hooks.enter = moved(between, R);
+  hooks.weights = moved(I, R);
+  hooks.leave = [&tp, between](Var y) { return join(std::move(y), tp, between); };
 }
 
 void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition balance) {
   if (cp.size() == 1) return;
-  MixtureOfExperts::Redistribution& ways = layer.redistribution();
-  ways.count = [&cp](Tensor& choices) {
+  MixtureOfExperts::Redistribution& hooks = layer.redistribution();
+  hooks.count = [&cp](Tensor& choices) {
     std::vector<double> all = choices.to_vector<double>();
     cp.sum(all);
     choices = Tensor::of<double>(all, choices.shape(), choices.arena());
   };
   const ExpertConfig& c = layer.options().experts;
   if (c.capacity > 0)
-    ways.earlier = [&cp, balance, experts = c.count](const Tensor& chosen, int64_t sequences) {
+    hooks.earlier = [&cp, balance, experts = c.count](const Tensor& chosen, int64_t sequences) {
       return earlier_choices(chosen, sequences, experts, cp, balance);
     };
 }
@@ -122,7 +122,7 @@ void shard_experts(MixtureOfExperts& layer, Communicator& ep) {
                 std::to_string(experts) + " experts");
   const int64_t here = experts / ep.size();
   SendRows* const send = layer.options().experts.shared > 0 ? start_rows : send_rows;
-  layer.keep_experts(here * ep.rank(), here, [&ep, send](const Var& rows, const std::vector<int64_t>& counts) {
+  layer.set_local_experts(here * ep.rank(), here, [&ep, send](const Var& rows, const std::vector<int64_t>& counts) {
     return to_experts(ep, rows, counts, send);
   });
 }
@@ -159,11 +159,11 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
   const auto there = std::make_shared<Underway>(start(x.value(), axis, sent, received)),
              home = std::make_shared<Underway>();
   const Var begun =
-      record_one("start_rows", there->out, {x.edge()}, [home](Grads& g) { g.give(0, home->arrived()); }).edge();
+      record_one("start_rows", there->out, {x.edge()}, [home](Grads& g) { g.set(0, home->arrived()); }).edge();
   return [=, &axis] {
     return record_one("rows", there->arrived(), {begun}, [=, &axis](Grads& g) {
       *home = start(g.output(), axis, received, sent);
-      g.give(0, g.take_output());  // placeholder with the gradient's shape; the gradient arrives later
+      g.set(0, g.take_output());  // placeholder with the gradient's shape; the gradient arrives later
     });
   };
 }

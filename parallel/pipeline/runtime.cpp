@@ -25,10 +25,10 @@ DeviceScalar PipelineRuntime::step() {
   in_flight_ = 0;
   states_.clear();  // tensors of a step that threw
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
-    const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::processor_now() : 0;
+    const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::cpu_now() : 0;
     perform(action);
     if (!trace_) continue;
-    const double cpu_s = Trace::processor_now() - before;
+    const double cpu_s = Trace::cpu_now() - before;
     trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action, cpu_s});
   }
   states_.clear();

@@ -94,7 +94,7 @@ std::optional<double> bubble_formula(const Schedule& s) {
   return std::nullopt;
 }
 
-double Simulation::bubble_share() const {
+double Simulation::bubble_fraction() const {
   const double all = makespan * static_cast<double>(idle.size());
   return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
 }

@@ -42,15 +42,15 @@ struct Simulation {
   std::vector<double> idle_inside = {};                // of each rank, from its first start to its last end
   std::vector<int> in_flight = {};                     // of each rank, in stages x micro-batches
 
-  void sum_up();                // computes the fields above from the schedule and the actions
-  double bubble_share() const;  // mean over ranks of idle / makespan
+  void sum_up();                   // computes the fields above from the schedule and the actions
+  double bubble_fraction() const;  // mean over ranks of idle / makespan
 };
 
 // Throws Error if the schedule deadlocks or the number of times does not match its stages.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
 
-// bubble_share() in closed form for equal F, I and W and zero-cost messages (Huang et al. 2019, Narayanan et al. 2021,
-// Qi et al. 2024). Empty if no formula is known.
+// bubble_fraction() in closed form for equal F, I and W and zero-cost messages (Huang et al. 2019, Narayanan et al.
+// 2021, Qi et al. 2024). Empty if no formula is known.
 std::optional<double> bubble_formula(const Schedule& schedule);
 
 // One row per rank. A column represents `unit` seconds (0: the shortest action), or more if the diagram would exceed

@@ -67,7 +67,7 @@ class Plan:
             if value is not None and entry.type == "int | None" and not hasattr(value, "__index__"):
                 known = program.options_of("train", build=False).get(entry.name)
                 within = f" in [{known['least']:.0f}, {known['most']:.0f}]" if known else ""
-                raise process.Error(f"tessera: --{entry.name.replace('_', '-')}: expected a whole number{within}, "
+                raise process.Error(f"tessera: --{entry.name.replace('_', '-')}: expected an integer{within}, "
                                     f"got '{value}'")
 
     def options(self) -> dict[str, Any]:

@@ -108,17 +108,17 @@ class Page:
 class Run:
     """A run: the directory that `train` wrote. tessera.Run("runs/NAME") opens an existing one."""
 
-    def __init__(self, folder: Any, log: str = "") -> None:
-        self.folder, self.log = Path(folder), log
-        if not (self.folder / "metrics.jsonl").is_file():
+    def __init__(self, directory: Any, log: str = "") -> None:
+        self.directory, self.log = Path(directory), log
+        if not (self.directory / "metrics.jsonl").is_file():
             raise FileNotFoundError(f"{self.folder}: not a run directory: metrics.jsonl is missing")
 
     def __fspath__(self) -> str:
-        return str(self.folder)
+        return str(self.directory)
 
     @functools.cached_property
     def records(self) -> list[dict[str, Any]]:
-        text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
+        text = (self.directory / "metrics.jsonl").read_text(encoding="utf-8")
         return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]  # a kill may truncate a line
 
     def _events(self, kind: str) -> pd.DataFrame:
@@ -147,13 +147,13 @@ class Run:
 
     def weights(self, checkpoint: str = "latest", file: str = "model.safetensors") -> dict[str, Any]:
         """Arrays of a checkpoint by name. `checkpoint`: "latest", "best", or a directory in `checkpoints/`."""
-        top = self.folder / "checkpoints"
+        top = self.directory / "checkpoints"
         named = top / checkpoint
         return files.load((top / named.read_text().split()[0] if named.is_file() else named) / file)
 
     def dump(self, step: int) -> dict[str, Any]:
         """The outputs of all layers in this step and their gradients, as written by train(dump=step)."""
-        return files.load(self.folder / f"dump_{step}.safetensors")
+        return files.load(self.directory / f"dump_{step}.safetensors")
 
     def figure(self, kind: str = "loss") -> Figure:
         """A figure of the run: loss or, after train(trace=True), timeline, pipeline, memory or bytes."""

@@ -55,10 +55,6 @@ __device__ void store_sums(A* row, int j, int length, const A* sums) {
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = sums[k];
   }
 }
-template <bool kVectorized, class T, class A>
-__device__ void store_partials(A* partials, const ColumnThread& at, const Columns& c, const A* sums) {
-  store_sums<kVectorized, T>(partials + at.run * c.length, at.j, c.length, sums);
-}
 
 inline constexpr int kMaxRuns = 32;
 

@@ -12,36 +12,30 @@ namespace {
 
 constexpr int kSampled = 64;  // values sampled at a time
 
-// One row; `first` is the global index of its first element.
 template <class T>
-void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
+void drop_row(const DropoutOperands<T>& f, int64_t i, int64_t c) {
   using A = Accumulate<T>;
-  const A up = static_cast<A>(1 / (1 - p));
-  const auto threshold = static_cast<float>(p);
+  const T* const x = f.x + i * c;
+  T* const y = f.y + i * c;
+  const A up = f.up;
+  const float threshold = f.threshold;
   float uniform[kSampled];
   for (int64_t j = 0; j < c; j += kSampled) {
-    tile.random.uniforms<kSampled>(first + static_cast<uint64_t>(j), tile.step, uniform);
+    f.tile.random.template uniforms<kSampled>(f.first_index(i) + static_cast<uint64_t>(j), f.tile.step, uniform);
     for (int64_t k = 0; k < std::min<int64_t>(kSampled, c - j); ++k)
       y[j + k] = uniform[k] >= threshold ? T(static_cast<A>(x[j + k]) * up) : T(A(0));
   }
 }
 
 void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
-  const int64_t tokens = x.dim(1), c = x.dim(2);
+  const int64_t c = x.dim(2);
   with_floating(x.dtype(), "dropout", [&]<class T>(T) {
-    const T* const from = x.data<T>();
-    T* const to = y.data<T>();
-    cpu::parallel_for(
-        x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)), [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const int64_t position =
-                tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
-            const int64_t first =
-                ((tile.first_sequence + i / tokens) * tile.tokens_total + position) * tile.channels_total +
-                tile.first_channel;
-            drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), p, tile);
-          }
-        });
+    const DropoutOperands<T> f =
+        make_dropout<T>(y, x, p, tile, tile.positions.empty() ? nullptr : tile.positions.data());
+    cpu::parallel_for(x.dim(0) * x.dim(1), std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)),
+                      [&f, c](int64_t begin, int64_t end) {
+                        for (int64_t i = begin; i < end; ++i) drop_row(f, i, c);
+                      });
   });
 }
 
@@ -64,7 +58,7 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   const auto on_gpu = [&] {
     const Tensor positions =
         tile.positions.empty() ? Tensor() : Tensor::constant<int64_t>(tile.positions, {tokens}, x.arena());
-    cuda::dropout(y, x, p, resolved, positions.defined() ? &positions : nullptr);
+    cuda::dropout(y, x, p, resolved, positions);
   };
   on_device(
       x.device(), [&] { dropout_on_cpu(y, x, p, resolved); }, on_gpu);

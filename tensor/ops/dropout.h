@@ -25,10 +25,37 @@ struct DropoutTile {
 // Cost: one pass over memory and ten Philox rounds per four elements.
 Tensor dropout(Tensor&& x, double p, const DropoutTile& tile);
 
+// Operands of both devices.
+template <class T>
+struct DropoutOperands {
+  using A = Accumulate<T>;
+  const T* x;
+  T* y;
+  const int64_t* positions;  // null: 0, 1, ...
+  DropoutTile tile;
+  int64_t tokens;
+  float threshold;
+  A up;
+
+  // Global index of the first element of row i.
+  constexpr uint64_t first_index(int64_t i) const {
+    const int64_t token = i % tokens, position = positions ? positions[token] : token;
+    return static_cast<uint64_t>(
+        ((tile.first_sequence + i / tokens) * tile.tokens_total + position) * tile.channels_total + tile.first_channel);
+  }
+};
+template <class T>
+DropoutOperands<T> make_dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile,
+                                const int64_t* positions) {
+  const Device d = x.device();
+  const auto up = static_cast<Accumulate<T>>(1 / (1 - p));
+  return {x.data_on<T>(d), y.data_on<T>(d), positions, tile, x.dim(1), static_cast<float>(p), up};
+}
+
 namespace cuda {
 // Masks bitwise identical to the CPU's. x (B, T, C) contiguous; y may be x; sizes in `tile` set; `positions` int64 (T)
-// on the GPU or null.
-void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile, const Tensor* positions);
+// on the GPU or undefined.
+void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile, const Tensor& positions);
 }  // namespace cuda
 
 }  // namespace tessera

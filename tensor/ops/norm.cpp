@@ -23,134 +23,97 @@ void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
 }
 
 template <class T>
-struct Forward {
+void norm_row(const NormForward<T>& f, int64_t c, int64_t i) {
   using A = Accumulate<T>;
-  const T *x, *added, *gamma, *beta;  // added and beta may be null
-  T *sum, *y;                         // sum may be null
-  A *mean, *rstd;                     // mean is null for RMSNorm
-  int64_t c;
-  A eps;
-
-  void row(int64_t i) const {
-    const T* in = x + i * c;
-    if (added) {
-      const T* const other = added + i * c;
-      T* const to = sum + i * c;
+  const T* in = f.x + i * c;
+  if (f.added) {
+    const T* const other = f.added + i * c;
+    T* const to = f.sum + i * c;
 #pragma GCC ivdep
-      for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(in[j]) + static_cast<A>(other[j]));
-      in = to;
-    }
-    const A inverse = A(1) / static_cast<A>(c);
-    const A m = mean ? cpu::lane_sum<A>(c, [=](int64_t j) { return static_cast<A>(in[j]); }) * inverse : A(0);
-    const A square = cpu::lane_sum<A>(c, [=](int64_t j) {
-      const A d = static_cast<A>(in[j]) - m;
-      return d * d;
-    });
-    const A r = A(1) / math::sqrt(square * inverse + eps);
-    T* const out = y + i * c;
-    if (beta) {
-      for (int64_t j = 0; j < c; ++j)
-        out[j] = T(math::fma((static_cast<A>(in[j]) - m) * r, static_cast<A>(gamma[j]), static_cast<A>(beta[j])));
-    } else {
-      for (int64_t j = 0; j < c; ++j) out[j] = T((static_cast<A>(in[j]) - m) * r * static_cast<A>(gamma[j]));
-    }
-    if (mean) mean[i] = m;
-    rstd[i] = r;
+    for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(in[j]) + static_cast<A>(other[j]));
+    in = to;
   }
-};
+  const A inverse = A(1) / static_cast<A>(c);
+  const A m = f.mean ? cpu::lane_sum<A>(c, [=](int64_t j) { return static_cast<A>(in[j]); }) * inverse : A(0);
+  const A square = cpu::lane_sum<A>(c, [=](int64_t j) {
+    const A d = static_cast<A>(in[j]) - m;
+    return d * d;
+  });
+  const A r = A(1) / math::sqrt(square * inverse + f.eps);
+  T* const out = f.y + i * c;
+  const T *const gamma = f.gamma, *const beta = f.beta;
+  if (beta) {
+    for (int64_t j = 0; j < c; ++j)
+      out[j] = T(math::fma((static_cast<A>(in[j]) - m) * r, static_cast<A>(gamma[j]), static_cast<A>(beta[j])));
+  } else {
+    for (int64_t j = 0; j < c; ++j) out[j] = T((static_cast<A>(in[j]) - m) * r * static_cast<A>(gamma[j]));
+  }
+  if (f.mean) f.mean[i] = m;
+  f.rstd[i] = r;
+}
 
-void norm_on_cpu(const NormOperands& operands, const Normed& out, double eps) {
-  const Tensor& x = *operands.x;
-  const auto* const added = operands.added;
-  const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
-  with_floating(x.dtype(), "norm", [&]<class T>(T) {
-    using A = Accumulate<T>;
-    const Forward<T> f{x.data<T>(),
-                       added ? added->data<T>() : nullptr,
-                       operands.gamma->data<T>(),
-                       operands.beta ? operands.beta->data<T>() : nullptr,
-                       operands.sum ? operands.sum->data<T>() : nullptr,
-                       out.y.data<T>(),
-                       out.mean.defined() ? out.mean.data<A>() : nullptr,
-                       out.rstd.data<A>(),
-                       c,
-                       static_cast<A>(eps)};
-    cpu::for_rows(n, c, [&f](int64_t i) { f.row(i); });
+void norm_on_cpu(const NormOperands& operands) {
+  const int64_t c = operands.x.dim(-1), n = operands.x.numel() / std::max<int64_t>(c, 1);
+  with_floating(operands.x.dtype(), "norm", [&]<class T>(T) {
+    const NormForward<T> f = make_norm_forward<T>(operands);
+    cpu::for_rows(n, c, [&f, c](int64_t i) { norm_row(f, c, i); });
   });
 }
 
-Normed run(NormOperands operands, const Tensor& gamma_any, const Tensor& beta_any, const NormOptions& options) {
-  const Tensor& x = *operands.x;
-  check(x, gamma_any, beta_any);
-  const Tensor gamma = gamma_any.contiguous(), beta = beta_any.defined() ? beta_any.contiguous() : Tensor();
-  operands.gamma = &gamma;
-  operands.beta = beta.defined() ? &beta : nullptr;
+Normed run(NormOperands operands, const Tensor& gamma, const Tensor& beta, const NormOptions& options) {
+  const Tensor& x = operands.x;
+  check(x, gamma, beta);
+  operands.gamma = gamma.contiguous();
+  if (beta.defined()) operands.beta = beta.contiguous();
   const Shape rows = x.shape().first(x.ndim() - 1);
-  Normed out{x.make(x.shape()), options.center ? x.make(rows, accum_dtype(x.dtype())) : Tensor(),
-             x.make(rows, accum_dtype(x.dtype()))};
+  operands.eps = options.eps;
+  operands.out = {x.make(x.shape()), options.center ? x.make(rows, accum_dtype(x.dtype())) : Tensor(),
+                  x.make(rows, accum_dtype(x.dtype()))};
   on_device(
-      x.device(), [&] { norm_on_cpu(operands, out, options.eps); }, [&] { cuda::norm(operands, out, options.eps); });
-  return out;
+      x.device(), [&] { norm_on_cpu(operands); }, [&] { cuda::norm(operands); });
+  return operands.out;
 }
 
 template <class T>
-struct Backward {
+void norm_backward_row(const NormBackward<T>& f, int64_t c, int64_t i) {
   using A = Accumulate<T>;
-  const T *dy, *x, *gamma, *residual;  // residual may be null, or dx itself
-  const A *mean, *rstd;
-  T* dx;
-  int64_t c;
-
-  void row(int64_t i) const {
-    const T *const g = dy + i * c, *const in = x + i * c;
-    const A m = mean ? mean[i] : A(0), r = rstd[i], inverse = A(1) / static_cast<A>(c);
-    const auto weighted = [=, this](int64_t j) { return static_cast<A>(g[j]) * static_cast<A>(gamma[j]); };
-    const A along =
-        cpu::lane_sum<A>(c, [=](int64_t j) { return weighted(j) * ((static_cast<A>(in[j]) - m) * r); }) * inverse;
-    const A level = mean ? cpu::lane_sum<A>(c, weighted) * inverse : A(0);
-    T* const out = dx + i * c;
-    const T* const other = residual ? residual + i * c : nullptr;
-    if (other) {
+  const T *const g = f.dy + i * c, *const in = f.x + i * c, *const gamma = f.gamma;
+  const A m = f.mean ? f.mean[i] : A(0), r = f.rstd[i], inverse = A(1) / static_cast<A>(c);
+  const auto weighted = [=](int64_t j) { return static_cast<A>(g[j]) * static_cast<A>(gamma[j]); };
+  const A along =
+      cpu::lane_sum<A>(c, [=](int64_t j) { return weighted(j) * ((static_cast<A>(in[j]) - m) * r); }) * inverse;
+  const A level = f.mean ? cpu::lane_sum<A>(c, weighted) * inverse : A(0);
+  T* const out = f.dx + i * c;
+  if (f.residual) {
+    const T* const other = f.residual + i * c;
 #pragma GCC ivdep
-      for (int64_t j = 0; j < c; ++j) {
-        const A xhat = (static_cast<A>(in[j]) - m) * r;
-        out[j] = T(math::fma(r, weighted(j) - level - xhat * along, static_cast<A>(other[j])));
-      }
-    } else {
-      for (int64_t j = 0; j < c; ++j) {
-        const A xhat = (static_cast<A>(in[j]) - m) * r;
-        out[j] = T(r * (weighted(j) - level - xhat * along));
-      }
+    for (int64_t j = 0; j < c; ++j) {
+      const A xhat = (static_cast<A>(in[j]) - m) * r;
+      out[j] = T(math::fma(r, weighted(j) - level - xhat * along, static_cast<A>(other[j])));
+    }
+  } else {
+    for (int64_t j = 0; j < c; ++j) {
+      const A xhat = (static_cast<A>(in[j]) - m) * r;
+      out[j] = T(r * (weighted(j) - level - xhat * along));
     }
   }
-};
+}
 
-void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
-                          const Tensor* residual) {
-  const Tensor& x = *operands.x;
-  const int64_t c = x.dim(-1);
-  with_floating(x.dtype(), "norm_backward", [&]<class T>(T) {
-    using A = Accumulate<T>;
-    const Backward<T> f{dy.data<T>(),
-                        x.data<T>(),
-                        operands.gamma->data<T>(),
-                        residual ? residual->data<T>() : nullptr,
-                        forward.mean.defined() ? forward.mean.data<A>() : nullptr,
-                        forward.rstd.data<A>(),
-                        dx.data<T>(),
-                        c};
-    cpu::for_rows(x.numel() / std::max<int64_t>(c, 1), c, [&f](int64_t i) { f.row(i); });
+void norm_backward_on_cpu(const NormBackwardOperands& operands) {
+  const int64_t c = operands.x.dim(-1), n = operands.x.numel() / std::max<int64_t>(c, 1);
+  with_floating(operands.x.dtype(), "norm_backward", [&]<class T>(T) {
+    const NormBackward<T> f = make_norm_backward<T>(operands);
+    cpu::for_rows(n, c, [&f, c](int64_t i) { norm_backward_row(f, c, i); });
   });
 }
 
-void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, const Normed& forward) {
+void norm_sums_on_cpu(const NormSums& sums, const NormBackwardOperands& operands) {
+  const Tensor& x = operands.x;
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   const Tensor by_gamma = x.make({c}, accum_dtype(x.dtype())), by_beta = x.make({c}, accum_dtype(x.dtype()));
   with_floating(x.dtype(), "norm_weight_grads", [&]<class T>(T) {
     using A = Accumulate<T>;
-    const T *const g = dy.data<T>(), *const in = x.data<T>();
-    const A *const mean = forward.mean.defined() ? forward.mean.data<A>() : nullptr, *const rstd =
-                                                                                         forward.rstd.data<A>();
+    const NormBackward<T> f = make_norm_backward<T>(operands);
     A *const to_gamma = by_gamma.data<A>(), *const to_beta = by_beta.data<A>();
     constexpr int64_t kStrip = 64;  // columns at a time, so that their sums stay in L1
     cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
@@ -158,8 +121,8 @@ void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, c
         const int64_t width = std::min(kStrip, end - j0);
         A total[kStrip] = {}, plain[kStrip] = {};
         for (int64_t i = 0; i < n; ++i) {
-          const T *const gi = g + i * c + j0, *const xi = in + i * c + j0;
-          const A m = mean ? mean[i] : A(0), r = rstd[i];
+          const T *const gi = f.dy + i * c + j0, *const xi = f.x + i * c + j0;
+          const A m = f.mean ? f.mean[i] : A(0), r = f.rstd[i];
           for (int64_t j = 0; j < width; ++j) {
             const A d = static_cast<A>(gi[j]);
             total[j] = math::fma(d, (static_cast<A>(xi[j]) - m) * r, total[j]);
@@ -184,7 +147,7 @@ void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, c
 
 Normed norm(const Tensor& x_any, const Tensor& gamma, const Tensor& beta, const NormOptions& options) {
   const Tensor x = x_any.contiguous();
-  return run({.x = &x}, gamma, beta, options);
+  return run({.x = x}, gamma, beta, options);
 }
 
 AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, const Tensor& beta,
@@ -195,7 +158,7 @@ AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, con
   const Tensor x = x_any.contiguous(), y = y_any.contiguous();
   y_any = Tensor();
   Tensor sum = y.unique() ? y : x.make(x.shape());
-  Normed normed = run({.x = &x, .added = &y, .sum = &sum}, gamma, beta, options);
+  Normed normed = run({.x = x, .added = y, .sum = sum}, gamma, beta, options);
   return {std::move(sum), std::move(normed)};
 }
 
@@ -207,13 +170,12 @@ Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& ga
   const Tensor residual = residual_any.defined() ? residual_any.contiguous() : Tensor();
   residual_any = Tensor();
   Tensor dx = residual.defined() && residual.unique() ? residual : x.make(x.shape());
-  const NormOperands operands{.x = &x, .gamma = &gamma};
-  const Tensor* const added = residual.defined() ? &residual : nullptr;
+  const NormBackwardOperands operands{dx, dy, x, gamma, forward, residual};
   const auto on_cpu = [&] {
-    if (sums.gamma.to.defined() || sums.beta.to.defined()) norm_sums_on_cpu(sums, dy, x, forward);
-    norm_backward_on_cpu(dx, operands, dy, forward, added);
+    if (sums.gamma.to.defined() || sums.beta.to.defined()) norm_sums_on_cpu(sums, operands);
+    norm_backward_on_cpu(operands);
   };
-  on_device(x.device(), on_cpu, [&] { cuda::norm_backward(dx, operands, dy, forward, added, sums); });
+  on_device(x.device(), on_cpu, [&] { cuda::norm_backward(operands, sums); });
   return dx;
 }
 

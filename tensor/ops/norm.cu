@@ -12,12 +12,7 @@ namespace tessera::cuda {
 namespace {
 
 template <class T>
-struct Forward {
-  using A = Accumulate<T>;
-  const T *x, *added, *gamma, *beta;  // added and beta may be null
-  T *sum, *y;                         // sum may be null
-  A *mean, *rstd;                     // mean is null for RMSNorm
-  A eps;
+struct Forward : NormForward<T> {
   Rows rows;
 };
 
@@ -75,11 +70,8 @@ __global__ __launch_bounds__(kRowThreads) void norm_kernel(Forward<T> f) {
 }
 
 template <class T>
-struct Backward {
+struct Backward : NormBackward<T> {
   using A = Accumulate<T>;
-  const T *dy, *x, *gamma, *residual;  // residual may be null, or dx itself
-  const A *mean, *rstd;                // mean is null for RMSNorm
-  T* dx;
   A *by_gamma, *by_beta,
       *by_sum;  // (runs, C): per run, sums of dy xhat, dy, dx; null if not requested
   Rows runs;    // of `run_rows` rows
@@ -171,39 +163,23 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
   by_sum.store(at);
 }
 
-template <class T>
-T* data_or_null(const Tensor* t) {
-  return t && t->defined() ? t->device_data<T>() : nullptr;
-}
-
 }  // namespace
 
-void norm(const NormOperands& operands, const Normed& to, double eps) {
-  const Tensor& x = *operands.x;
+void norm(const NormOperands& operands) {
+  const Tensor& x = operands.x;
   const int64_t c = x.dim(-1);
   if (x.numel() == 0) return;
   with_floating(x.dtype(), "norm", [&](auto t) {
     using T = decltype(t);
-    using A = Accumulate<T>;
-    const Forward<T> f{.x = x.device_data<T>(),
-                       .added = data_or_null<T>(operands.added),
-                       .gamma = operands.gamma->device_data<T>(),
-                       .beta = data_or_null<T>(operands.beta),
-                       .sum = data_or_null<T>(operands.sum),
-                       .y = to.y.device_data<T>(),
-                       .mean = data_or_null<A>(&to.mean),
-                       .rstd = to.rstd.device_data<A>(),
-                       .eps = static_cast<A>(eps),
-                       .rows = partition_rows<T>(x.numel() / c, c)};
+    const Forward<T> f{make_norm_forward<T>(operands), partition_rows<T>(x.numel() / c, c)};
     const bool vectorized = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
     launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(),
            vectorized ? norm_kernel<T, true> : norm_kernel<T, false>, f);
   });
 }
 
-void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
-                   const Tensor* residual, const NormSums& sums) {
-  const Tensor& x = *operands.x;
+void norm_backward(const NormBackwardOperands& operands, const NormSums& sums) {
+  const Tensor& x = operands.x;
   const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c, run_rows = rows_per_run(n),
                 runs = blocks_for(n, run_rows);
   with_floating(x.dtype(), "norm_backward", [&](auto t) {
@@ -214,23 +190,15 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
       if (wanted->to.defined()) to.push_back(*wanted);
     const Tensor partials = to.empty() ? Tensor() : make_partials<A>(x, n, c, std::ssize(to));
     if (sums.partials) *sums.partials = make_partials<A>(x, n, c);
-    A* const first = data_or_null<A>(&partials);
-    const bool both = to.size() == 2;
-    const Backward<T> f{.dy = dy.device_data<T>(),
-                        .x = x.device_data<T>(),
-                        .gamma = operands.gamma->device_data<T>(),
-                        .residual = data_or_null<T>(residual),
-                        .mean = data_or_null<A>(&forward.mean),
-                        .rstd = forward.rstd.device_data<A>(),
-                        .dx = dx.device_data<T>(),
-                        .by_gamma = sums.gamma.to.defined() ? first : nullptr,
-                        .by_beta = both                     ? first + runs * c
-                                   : sums.beta.to.defined() ? first
-                                                            : nullptr,
-                        .by_sum = data_or_null<A>(sums.partials),
-                        .runs = partition_rows<T>(runs, c, kRegs, kBackwardThreads),
-                        .rows = n,
-                        .run_rows = run_rows};
+    A* const first = partials.data_on<A>(Device::cuda);
+    A* const of_beta = to.size() == 2 ? first + runs * c : sums.beta.to.defined() ? first : nullptr;
+    const Backward<T> f{make_norm_backward<T>(operands),
+                        sums.gamma.to.defined() ? first : nullptr,
+                        of_beta,
+                        sums.partials ? sums.partials->device_data<A>() : nullptr,
+                        partition_rows<T>(runs, c, kRegs, kBackwardThreads),
+                        n,
+                        run_rows};
     const bool vectorized =
         is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
     launch(context(x), "norm_backward", f.runs.grid(),

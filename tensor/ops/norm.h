@@ -41,17 +41,58 @@ Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, con
                      const NormSums& sums = {});
 
 struct NormOperands {
-  const Tensor* x = nullptr;
-  const Tensor* added = nullptr;  // y of add_norm(), or null
-  const Tensor* sum = nullptr;    // receives x + y; null without `added`
-  const Tensor* gamma = nullptr;
-  const Tensor* beta = nullptr;
+  const Tensor& x;
+  Tensor added = {}, sum = {};  // y of add_norm(), and x + y; or undefined
+  Tensor gamma = {}, beta = {};
+  Normed out = {};
+  double eps = 0;
 };
+struct NormBackwardOperands {
+  const Tensor &dx, &dy, &x, &gamma;
+  const Normed& forward;
+  const Tensor& residual;  // undefined, or may be dx
+};
+
+// The operands of rows of C elements, in the kernels of both devices.
+template <class T>
+struct NormForward {
+  using A = Accumulate<T>;
+  const T *x, *added, *gamma, *beta;  // added and beta may be null
+  T *sum, *y;                         // sum may be null
+  A *mean, *rstd;                     // mean is null for RMSNorm
+  A eps;
+};
+template <class T>
+NormForward<T> make_norm_forward(const NormOperands& o) {
+  using A = Accumulate<T>;
+  const Device d = o.x.device();
+  return {o.x.data_on<T>(d),        o.added.data_on<T>(d),    o.gamma.data_on<T>(d),
+          o.beta.data_on<T>(d),     o.sum.data_on<T>(d),      o.out.y.data_on<T>(d),
+          o.out.mean.data_on<A>(d), o.out.rstd.data_on<A>(d), static_cast<A>(o.eps)};
+}
+template <class T>
+struct NormBackward {
+  using A = Accumulate<T>;
+  const T *dy, *x, *gamma, *residual;  // residual may be null, or dx itself
+  const A *mean, *rstd;                // mean is null for RMSNorm
+  T* dx;
+};
+template <class T>
+NormBackward<T> make_norm_backward(const NormBackwardOperands& o) {
+  using A = Accumulate<T>;
+  const Device d = o.x.device();
+  return {o.dy.data_on<T>(d),
+          o.x.data_on<T>(d),
+          o.gamma.data_on<T>(d),
+          o.residual.data_on<T>(d),
+          o.forward.mean.data_on<A>(d),
+          o.forward.rstd.data_on<A>(d),
+          o.dx.data_on<T>(d)};
+}
+
 namespace cuda {
-void norm(const NormOperands& operands, const Normed& to, double eps);
-// `residual` may be null, or dx itself.
-void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
-                   const Tensor* residual, const NormSums& sums);
+void norm(const NormOperands& operands);
+void norm_backward(const NormBackwardOperands& operands, const NormSums& sums);
 }  // namespace cuda
 
 }  // namespace tessera

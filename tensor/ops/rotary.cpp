@@ -48,20 +48,15 @@ void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int
 }
 
 void rotate_on_cpu(const Tensor& y, const Tensor& x, const RopeArgs& rope) {
-  const int64_t tokens = x.dim(1), width = x.dim(2), d = rope.table.dim(1), heads = rope.heads, first = rope.first;
   with_floating(x.dtype(), "rotate", [&]<class T>(T) {
-    using A = Accumulate<T>;
-    const T* const in = x.data<T>();
-    T* const out = y.data<T>();
-    const A *const table = rope.table.data<A>(), sign = rope.back ? A(-1) : A(1);
-    const int32_t* const at = rope.positions.defined() ? rope.positions.data<int32_t>() : nullptr;
-    const int64_t placed = at ? rope.positions.numel() : tokens;  // rows with explicit positions
-    cpu::for_rows(x.dim(0) * tokens, width, [=](int64_t i) {
-      const T* const from = in + i * width;
-      T* const to = out + i * width;
-      const A* const row = table + (at ? at[i % placed] : first + i % tokens) * d;
-      for (int64_t h = 0; h < heads; ++h) rotate_head(to + h * d, from + h * d, row, row + d / 2, sign, d / 2);
-      if (to != from) std::copy(from + heads * d, from + width, to + heads * d);
+    const Rotation<T> f = make_rotation<T>(y, x, rope);
+    const int64_t d = int64_t{2} * f.half;
+    cpu::for_rows(f.rows, f.width, [&f, d](int64_t i) {
+      const T* const from = f.x + i * f.width;
+      T* const to = f.y + i * f.width;
+      const Accumulate<T>* const row = f.angles(i);
+      for (int64_t h = 0; h < f.heads; ++h) rotate_head(to + h * d, from + h * d, row, row + f.half, f.sign, f.half);
+      if (to != from) std::copy(from + f.heads * d, from + f.width, to + f.heads * d);
     });
   });
 }

@@ -13,16 +13,9 @@ namespace {
 constexpr int kHeadsTogether = 4;
 
 template <class T>
-struct Rotation {
-  const T* x;
-  T* y;
-  const Accumulate<T>* table;
-  const int32_t* positions;                    // null: first, first + 1, ...
-  int64_t first, rows, tokens, placed, width;  // placed: rows with explicit positions
-  int heads, half;
-  Accumulate<T> sign;
-  constexpr int vectors() const { return (half + kVecElems<T> - 1) / kVecElems<T>; }
-  constexpr int runs() const { return (heads + kHeadsTogether - 1) / kHeadsTogether; }
+struct VectorRotation : Rotation<T> {
+  constexpr int vectors() const { return (this->half + kVecElems<T> - 1) / kVecElems<T>; }
+  constexpr int runs() const { return (this->heads + kHeadsTogether - 1) / kHeadsTogether; }
 };
 
 template <class T>
@@ -41,13 +34,13 @@ __device__ Angles<T> load_angles(const Accumulate<T>* row, int j, int half) {
 }
 
 template <class T, bool kVectorized>
-__global__ void rotate_kernel(Rotation<T> f) {
+__global__ void rotate_kernel(VectorRotation<T> f) {
   using A = Accumulate<T>;
   const int64_t thread = global_thread(), row = thread / f.vectors() / f.runs();
   if (row >= f.rows) return;
   const int j = static_cast<int>(thread % f.vectors()) * kVecElems<T>,
             run = static_cast<int>(thread / f.vectors() % f.runs());
-  const A* const angles = f.table + (f.positions ? f.positions[row % f.placed] : f.first + row % f.tokens) * 2 * f.half;
+  const A* const angles = f.angles(row);
   const Angles<T> cosines = load_angles<kVectorized, T>(angles, j, f.half),
                   sines = load_angles<kVectorized, T>(angles + f.half, j, f.half);
   for (int h = run; h < f.heads; h += f.runs()) {
@@ -70,18 +63,7 @@ void rotate(const Tensor& y, const Tensor& x, const RopeArgs& rope) {
   const int64_t d = rope.table.dim(1), width = x.dim(2), rotated = rope.heads * d;
   with_floating(x.dtype(), "rotate", [&](auto t) {
     using T = decltype(t);
-    const Rotation<T> f{.x = x.device_data<T>(),
-                        .y = y.device_data<T>(),
-                        .table = rope.table.device_data<Accumulate<T>>(),
-                        .positions = rope.positions.defined() ? rope.positions.device_data<int32_t>() : nullptr,
-                        .first = rope.first,
-                        .rows = x.dim(0) * x.dim(1),
-                        .tokens = x.dim(1),
-                        .placed = rope.positions.defined() ? rope.positions.numel() : x.dim(1),
-                        .width = width,
-                        .heads = static_cast<int>(rope.heads),
-                        .half = static_cast<int>(d / 2),
-                        .sign = rope.back ? Accumulate<T>(-1) : Accumulate<T>(1)};
+    const VectorRotation<T> f{make_rotation<T>(y, x, rope)};
     const bool vectorized = is_vectorizable<T>(std::gcd(d / 2, width), f.x, f.y, f.table);
     launch(context(x), "rotate", {.blocks = blocks_for(f.rows * f.runs() * f.vectors(), kThreads)},
            vectorized ? rotate_kernel<T, true> : rotate_kernel<T, false>, f);

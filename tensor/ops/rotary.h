@@ -51,6 +51,38 @@ struct RopeArgs {
 };
 Tensor rotate(Tensor&& x, const RopeArgs& rope);
 
+// Operands of both devices.
+template <class T>
+struct Rotation {
+  const T* x;
+  T* y;
+  const Accumulate<T>* table;
+  const int32_t* positions;                    // null: first, first + 1, ...
+  int64_t first, rows, tokens, placed, width;  // placed: rows with explicit positions
+  int heads, half;
+  Accumulate<T> sign;
+  // Cosines of a row; its sines follow them.
+  constexpr const Accumulate<T>* angles(int64_t row) const {
+    return table + (positions ? positions[row % placed] : first + row % tokens) * 2 * half;
+  }
+};
+template <class T>
+Rotation<T> make_rotation(const Tensor& y, const Tensor& x, const RopeArgs& rope) {
+  const Device d = x.device();
+  return {.x = x.data_on<T>(d),
+          .y = y.data_on<T>(d),
+          .table = rope.table.data_on<Accumulate<T>>(d),
+          .positions = rope.positions.data_on<int32_t>(d),
+          .first = rope.first,
+          .rows = x.dim(0) * x.dim(1),
+          .tokens = x.dim(1),
+          .placed = rope.positions.defined() ? rope.positions.numel() : x.dim(1),
+          .width = x.dim(2),
+          .heads = static_cast<int>(rope.heads),
+          .half = static_cast<int>(rope.table.dim(1) / 2),
+          .sign = rope.back ? Accumulate<T>(-1) : Accumulate<T>(1)};
+}
+
 namespace cuda {
 // x, y and positions contiguous; y may be x.
 void rotate(const Tensor& y, const Tensor& x, const RopeArgs& rope);

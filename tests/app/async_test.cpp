@@ -17,8 +17,8 @@ class AsyncResumeTest : public ProgramTest {
  protected:
   Json about(const std::string& checkpoint) const { return Json::parse(open_checkpoint(path(checkpoint)).about); }
   PushLog order(const std::string& file) const { return parse_push_log(read_file(path(file)), file); }
-  void expect_success(const std::string& arguments, const std::string& words = "") const {
-    expect_has(must(arguments).err, words);
+  void expect_success(const std::string& arguments, const std::string& args = "") const {
+    expect_has(must(arguments).err, args);
   }
   // Interrupts the run in "run" until it completes all `steps`.
   void interrupt_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
@@ -114,37 +114,37 @@ class UnevenCheckpointTest : public AsyncResumeTest {
   UnevenCheckpointTest() {
     record("order.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 3}, {1, 2, 5}});
     expect_success(train_ + "--replay order.txt --out run");
-    whole_ = files("run/checkpoints/step-3");
+    uninterrupted_ = files("run/checkpoints/step-3");
     fs::remove_all(path("run/checkpoints/step-3"));
   }
   void record(const std::string& file, const std::vector<Push>& pushes) const {
     write_push_log(path(file), {.workers = 2, .staleness = 1, .steps = 3, .servers = {pushes}});
   }
   const std::string train_ = "train " + kSmall + "--save-every 1 --steps 3 --dp-mode ps-async --ranks 2 --staleness 1 ";
-  std::string whole_;
+  std::string uninterrupted_;
 };
 
 TEST_F(UnevenCheckpointTest, SavesPulledParameters) {
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
   expect_success("train --resume --out run --replay order.txt", "resuming after step 2\n");
-  EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
+  EXPECT_TRUE(files("run/checkpoints/step-3") == uninterrupted_);
 }
 
 TEST_F(UnevenCheckpointTest, ResumesWithoutReplayWithinStalenessBound) {
   expect_success("train --resume --out run --record on.txt", "resuming after step 2\n");
   const std::vector<Push> pushes = order("on.txt").servers[0];
   EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
-  EXPECT_FALSE(files("run/checkpoints/step-3") == whole_);  // worker 1 has pulled again
+  EXPECT_FALSE(files("run/checkpoints/step-3") == uninterrupted_);  // worker 1 has pulled again
   expect_success(train_ + "--replay on.txt --out again");
   EXPECT_TRUE(files("run/checkpoints/step-3") == files("again/checkpoints/step-3"));
 }
 
 TEST_F(UnevenCheckpointTest, RejectsResumeUnderDifferentPlan) {
-  const std::string words =
+  const std::string args =
       "run/checkpoints/step-2 was saved during a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
-    fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
+    fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, args);
 }
 
 TEST_F(UnevenCheckpointTest, RejectsPushOrderOfDifferentRun) {

@@ -29,8 +29,8 @@ class BenchTest : public ProgramTest {
  protected:
   // The rows of a filter, each with the minimum number of iterations.
   Json rows(const std::string& filter, const std::string& before = "") {
-    const std::string words = "bench --benchmark_format=json --benchmark_min_time=0.0001 '--benchmark_filter=";
-    return Json::parse(must(words + filter + "'", before).out).at("benchmarks");
+    const std::string args = "bench --benchmark_format=json --benchmark_min_time=0.0001 '--benchmark_filter=";
+    return Json::parse(must(args + filter + "'", before).out).at("benchmarks");
   }
   static double number(const Json& row, const std::string& counter) {
     EXPECT_TRUE(row.contains(counter)) << row.at("name") << " has no " << counter;
@@ -266,28 +266,28 @@ TEST_F(BenchTest, EveryRowContainsRoundsAndCounters) {
 }
 
 TEST_F(BenchTest, OptionsSelectRows) {
-  for (const auto& [words, pattern] :
+  for (const auto& [args, pattern] :
        {std::pair{"--dtype bf16 --benchmark_filter=/", ".*/bf16(/.*)?"},
         {"--ranks 1,3", "strategy/one-rank/.*/1|strategy/.*/3|schedule/.*/3/[0-9]+|collective/.*/threads/3/.*"},
         {"--model gpt-mini --ranks 2", "(strategy/[a-z0-9+-]+/(fp32|bf16)/2|schedule/[a-z0-9-]+/2/[0-9]+)/gpt-mini"},
         {"--bytes 8:128:4 --ranks 2", "collective/.*/threads/2/(8|32|128)(/bf16)?"},
         {"--benchmark_filter=broadcast --bytes 1M", "collective/broadcast/.*/1048576(/bf16)?"}}) {
-    const auto names = test::to_lines(must(std::string("bench --benchmark_list_tests ") + words).out);
-    EXPECT_GT(names.size(), 3U) << words;
-    for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
+    const auto names = test::to_lines(must(std::string("bench --benchmark_list_tests ") + args).out);
+    EXPECT_GT(names.size(), 3U) << args;
+    for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << args << name;
   }
-  for (const auto& [words, why] :
+  for (const auto& [args, why] :
        {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, such as 8:128M:2, or one"},
         {"--bytes 8:16", "--bytes: expected FROM:TO:FACTOR"},
         {"--bytes 8:16:1", "--bytes: expected FROM:TO:FACTOR"},
-        {"--bytes 8T", "--bytes: expected a whole number in [1, "},
-        {"--bytes 65G", "--bytes: expected a whole number in [1, 64], got '65'"},
+        {"--bytes 8T", "--bytes: expected an integer in [1, "},
+        {"--bytes 65G", "--bytes: expected an integer in [1, 64], got '65'"},
         {"--dtype fp64", "--dtype: expected fp32, bf16, got 'fp64'"},
         {"--model gpt-3", "--model: expected gpt-nano, "},
-        {"--ranks 0", "--ranks: expected a whole number in [1, 64], got '0'"},
+        {"--ranks 0", "--ranks: expected an integer in [1, 64], got '0'"},
         {"--ranks 2 --model gpt-nano --bytes 8", "no benchmark matches"},
         {"--benchmark_filter=tp --tabel", "unknown option '--tabel'; did you mean '--table'?"}})
-    fails("bench " + std::string(words), 2, why);
+    fails("bench " + std::string(args), 2, why);
 }
 
 TEST_F(BenchTest, PrintedTableMatchesTextReport) {
@@ -447,10 +447,10 @@ TEST(BenchFiles, MarksSpreadsAboveTenPercent) {
                                                                {{90, 95, 100, 105.1, 120}, " 10.1% ! "},
                                                                {{90, 94.9, 100, 105, 120}, " 10.1% ! "},
                                                                {{90, 95, 105, 120}, " -   "}};  // too few
-  for (const auto& [rounds, words] : table) {
+  for (const auto& [rounds, args] : table) {
     report::Bench all;
     all.read(0, "a", bench_file(rounds));
-    expect_has(report::as_text(all.parts(1)), words);
+    expect_has(report::as_text(all.parts(1)), args);
   }
 }
 
@@ -472,10 +472,10 @@ TEST(BenchFiles, GroupsFilesWithEqualMachineLoad) {
 
 class PlanMeasureTest : public ProgramTest {
  protected:
-  void plant() const {
+  void write_machine() const {
     const planner::Identity here = planner::identity_of_this(TESSERA_VERSION);
     fs::create_directories(path("cache"));
-    std::ofstream(file()) << to_text(test::synthetic_machine(here.processors, TESSERA_VERSION));
+    std::ofstream(file()) << to_text(test::synthetic_machine(here.cores, TESSERA_VERSION));
   }
   fs::path file() const { return path("cache") / machine_file(planner::identity_of_this(TESSERA_VERSION)).filename(); }
   const std::string plan_ =
@@ -484,7 +484,7 @@ class PlanMeasureTest : public ProgramTest {
 };
 
 TEST_F(PlanMeasureTest, PrintsEveryPartOfStepOnTwoRanks) {
-  plant();
+  write_machine();
   const Ran r =
       must(plan_ + "--pp 2 --schedule zb-h1 --microbatches 2 --zero 0 --recompute none --measure 1 --format json");
   const std::vector<Json> lines = parse_records(r.out);
@@ -512,17 +512,17 @@ TEST_F(PlanMeasureTest, PrintsEveryPartOfStepOnTwoRanks) {
 }
 
 TEST_F(PlanMeasureTest, NamesInaccuratelyPredictedParts) {
-  plant();
+  write_machine();
   const Ran r = must(plan_ + "--dp 2 --microbatches 1 --zero 0 --recompute none --measure 1");
   expect_has(r.out, {"Measured plan 1: dp=2", "Off by more than 15%: step; "});
 }
 
 TEST_F(PlanMeasureTest, RejectsInvalidOptions) {
-  plant();
+  write_machine();
   fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: requires --hardware this");
   fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: requires --hardware this");
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
-    fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
+    fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected an integer");
   fails(plan_ + "--measure 999", 2, "--measure: expected positions in the ranking, 1 to ");
   fails(plan_ + "--software megatron", 2, "--software: expected tessera");
 }
@@ -534,7 +534,7 @@ TEST_F(PlanMeasureTest, TrainPrintsPredictedStepTimeIfAvailable) {
   const auto summary = [&](const std::string& out) { return trained(out + " --format json").last_record(); };
   expect_lacks(trained("a").out, "predicted");
   EXPECT_FALSE(summary("b").contains("predicted"));
-  plant();
+  write_machine();
   expect_has(trained("c").out, "Step time: predicted ");
   const Json with = summary("d");
   ASSERT_TRUE(with.contains("predicted"));

@@ -47,7 +47,7 @@ using Lines = std::vector<std::string>;
 // Removes trailing empty lines.
 Lines to_lines(const std::string& text) { return test::to_lines(text.substr(0, text.find_last_not_of('\n') + 1)); }
 
-Lines find_words(const std::string& line) {
+Lines split_words(const std::string& line) {
   std::istringstream in(line);
   return {std::istream_iterator<std::string>(in), {}};
 }
@@ -94,7 +94,7 @@ std::vector<Example> find_examples(const Lines& page) {
     size_t end = begin;
     while (end < page.size() && !is_fence(page[end])) ++end;
     if (end >= page.size() || page[at] != "```")
-      throw std::runtime_error(fmt::format("{}: expected a block with the output behind the command", i + 2));
+      throw std::runtime_error(fmt::format("{}: expected a block with the output after the command", i + 2));
     out.push_back({match[1], match[2], begin, end});
     i = end;
   }
@@ -126,11 +126,11 @@ Lines left_out(const Lines& page, const Lines& found) {
       continue;
     }
     out.push_back(page[i]);
-    const Lines next = i + 1 < page.size() ? find_words(page[i + 1]) : Lines();
+    const Lines next = i + 1 < page.size() ? split_words(page[i + 1]) : Lines();
     const auto begins = [&](const std::string& line) {
-      const Lines words = find_words(line);
-      return std::equal(next.begin(), next.begin() + std::min<std::ptrdiff_t>(2, std::ssize(next)), words.begin(),
-                        words.begin() + std::min<std::ptrdiff_t>(2, std::ssize(words)));
+      const Lines tokens = split_words(line);
+      return std::equal(next.begin(), next.begin() + std::min<std::ptrdiff_t>(2, std::ssize(next)), tokens.begin(),
+                        tokens.begin() + std::min<std::ptrdiff_t>(2, std::ssize(tokens)));
     };
     while (at < found.size() && (next.empty() || !begins(found[at]))) ++at;
   }
@@ -174,7 +174,7 @@ class Difference {
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";
-      if (!(report_ && is_diagram(e) ? same_diagram(e, f) : same(find_words(e), find_words(f))))
+      if (!(report_ && is_diagram(e) ? same_diagram(e, f) : same(split_words(e), split_words(f))))
         return fmt::format("{}: the page has\n  {}\nfound\n  {}", first_line + i, e, f);
     }
     return "";
@@ -230,9 +230,9 @@ class Difference {
 };
 
 // Restricts started programs to two cores, if available.
-class OnTwoProcessors {
+class OnTwoCores {
  public:
-  OnTwoProcessors() {
+  OnTwoCores() {
     CPU_ZERO(&all_);
     if (::sched_getaffinity(0, sizeof all_, &all_) != 0) return;
     cpu_set_t two;
@@ -241,9 +241,9 @@ class OnTwoProcessors {
       if (CPU_ISSET(core, &all_)) CPU_SET(core, &two);
     ::sched_setaffinity(0, sizeof two, &two);
   }
-  ~OnTwoProcessors() { ::sched_setaffinity(0, sizeof all_, &all_); }
-  OnTwoProcessors(const OnTwoProcessors&) = delete;
-  OnTwoProcessors& operator=(const OnTwoProcessors&) = delete;
+  ~OnTwoCores() { ::sched_setaffinity(0, sizeof all_, &all_); }
+  OnTwoCores(const OnTwoCores&) = delete;
+  OnTwoCores& operator=(const OnTwoCores&) = delete;
   bool are_there() const { return CPU_COUNT(&all_) >= 2; }
 
  private:
@@ -297,7 +297,7 @@ class DocsTest : public ProgramTest {
     const auto [left, right] = std::pair(count_elements(before), count_elements(made));
     if (planned ? made == before : left == right) return;
     if (update) write_file(stored, made);
-    if (update || (!planned && !OnTwoProcessors().are_there())) return;
+    if (update || (!planned && !OnTwoCores().are_there())) return;
     ADD_FAILURE() << e.figure() << " is not what tessera " << e.arguments << " draws";
     for (const auto& [part, times] : left)
       if (const auto found = right.find(part); found == right.end() || found->second != times)
@@ -311,7 +311,7 @@ class DocsTest : public ProgramTest {
       for (const std::string& line : shown) file << line << '\n';
       return shown;
     }
-    const OnTwoProcessors two;
+    const OnTwoCores two;
     const fs::path sibling = fs::path(TESSERA_BINARY).parent_path() / e.program;
     const Ran r = run_program(sibling.string(), e.arguments);
     if (!e.shows()) {
@@ -329,7 +329,7 @@ TEST_F(DocsTest, PagesQuoteActualOutput) {
   const bool update = std::getenv("TESSERA_UPDATE_DOCS") != nullptr;
   size_t count = 0, number = 0;
   for (const fs::path& page : pages()) {
-    if (!test::is_drawn(number++, 3)) continue;
+    if (!test::is_selected(number++, 3)) continue;
     Lines text = to_lines(read_file(page));
     std::vector<Example> examples;
     ASSERT_NO_THROW(examples = find_examples(text)) << to_string(page);
@@ -341,7 +341,7 @@ TEST_F(DocsTest, PagesQuoteActualOutput) {
                         text.begin() + static_cast<std::ptrdiff_t>(e.end));
       found.push_back(printed(e, shown));
       if (!e.figure().empty()) check_figure(e, page, text, update), ++figures;
-      if (update || !e.shows() || (e.is_report() && !OnTwoProcessors().are_there())) continue;
+      if (update || !e.shows() || (e.is_report() && !OnTwoCores().are_there())) continue;
       if (const std::string wrong = Difference(e.is_report()).between(shown, found.back(), e.begin + 1); !wrong.empty())
         ADD_FAILURE() << to_string(page) << ":" << wrong << "\nby " << e.program << " " << e.arguments;
     }
@@ -430,8 +430,8 @@ TEST(Docs, CheckDetectsOutdatedOutputOfReports) {
   ASSERT_EQ(examples.size(), 2U);
   EXPECT_TRUE(!examples[0].shows() && examples[1].shows() && examples[1].is_report() && examples[1].begin == 8);
   const Lines page = {"```console", "$ ./tessera report runs/a --figure timeline --svg --out a.svg", "```", "text"};
-  const std::vector<Example> drawn = find_examples(page);
-  EXPECT_TRUE(drawn.size() == 1 && drawn[0].figure() == "a.svg" && !drawn[0].shows());
+  const std::vector<Example> random_page = find_examples(page);
+  EXPECT_TRUE(random_page.size() == 1 && random_page[0].figure() == "a.svg" && !random_page[0].shows());
   const auto structure = [](const std::string& part) { return count_elements("<svg>\n" + part + "</svg>"); };
   EXPECT_EQ(structure("<rect class=\"k-F\" x=\"1\"><title>0F0, forward, from 1 ms</title></rect>"),
             structure("<rect class=\"k-F\" x=\"2\"><title>0F0, forward, from 3.5 ms</title></rect>"));
@@ -489,12 +489,12 @@ TEST(FineTuningPage, QuotesActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif
-  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "takes a minute; TESSERA_DRAW selects every third run";
+  if (!test::is_selected(0, 3)) GTEST_SKIP() << "takes a minute; TESSERA_DRAW selects every third run";
   const fs::path source = TESSERA_SOURCE_DIR;
-  const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-page-");
-  fs::create_directory_symlink(source / "examples", folder.path() / "examples");
-  fs::create_symlink(source / "README.md", folder.path() / "README.md");
-  fs::create_symlink(TESSERA_BINARY, folder.path() / "tessera");
+  const TemporaryDirectory directory(fs::temp_directory_path() / "tessera-page-");
+  fs::create_directory_symlink(source / "examples", directory.path() / "examples");
+  fs::create_symlink(source / "README.md", directory.path() / "README.md");
+  fs::create_symlink(TESSERA_BINARY, directory.path() / "tessera");
   const Lines page = to_lines(read_file(source / "docs/fine_tuning.md"));
   size_t commands = 0;
   for (size_t i = 0; i + 2 < page.size(); ++i) {
@@ -502,15 +502,16 @@ TEST(FineTuningPage, QuotesActualOutput) {
     ASSERT_TRUE(page[i + 1].starts_with("$ ./tessera ")) << page[i + 1];
     const std::string command = page[i + 1].substr(2);
     const int status = std::system(
-        fmt::format("cd '{}' && TESSERA_CACHE=cache {} > out.txt 2> err.txt", folder.path().string(), command).c_str());
-    ASSERT_EQ(status, 0) << command << "\n" << read_file(folder.path() / "err.txt");
+        fmt::format("cd '{}' && TESSERA_CACHE=cache {} > out.txt 2> err.txt", directory.path().string(), command)
+            .c_str());
+    ASSERT_EQ(status, 0) << command << "\n" << read_file(directory.path() / "err.txt");
     ++commands;
     if (page[i + 3] != "```") continue;
     Lines shown;
     size_t at = i + 4;
     for (; page[at] != "```"; ++at) shown.push_back(without_numbers(page[at]));
     Lines found;
-    for (const std::string& line : to_lines(read_file(folder.path() / "out.txt")))
+    for (const std::string& line : to_lines(read_file(directory.path() / "out.txt")))
       found.push_back(without_numbers(line));
     EXPECT_EQ(shown, left_out(shown, found)) << command;
     i = at;

@@ -50,8 +50,8 @@ TEST(Examples, Eager1f1bDiagramMatchesSchedule) {
 }
 
 TEST(Examples, Eager1f1bTrainsLikeOneRank) {
-  const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-examples-");
-  const fs::path file = folder.path() / "eager.txt";
+  const TemporaryDirectory directory(fs::temp_directory_path() / "tessera-examples-");
+  const fs::path file = directory.path() / "eager.txt";
   std::ofstream(file) << to_text(eager_1f1b(3, 6));
   TypedOptions o = verify_defaults();
   for (const auto& [name, value] : {std::pair{"layers", 3},

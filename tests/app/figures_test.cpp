@@ -34,12 +34,12 @@ TEST(RunMetrics, StepThroughputEqualsTokensOverTime) {
 }
 
 TEST(RunMetrics, RatesAreRelativeToMachinePeak) {
-  EXPECT_EQ(bench::matmul_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
-  EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
-  const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
-  EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),
+  EXPECT_EQ(bench::matmul_throughput(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
+  EXPECT_EQ(bench::copy_bandwidth(3'000'000, 0.5), 1.2e7);
+  const bench::Throughput by_memory = bench::compute_throughput(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
+  EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.fraction),
             std::tuple(300, 500, 0.75));  // 1.5 s of 2
-  EXPECT_EQ(bench::compute_rates(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
+  EXPECT_EQ(bench::compute_throughput(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).fraction, 0.8);
   EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two cores for four ranks of one thread
   EXPECT_EQ(ranks_at_once(8, 16, 4), 4);
   EXPECT_EQ(ranks_at_once(2, 64, 1), 2);
@@ -47,25 +47,25 @@ TEST(RunMetrics, RatesAreRelativeToMachinePeak) {
 }
 
 TEST(RunMetrics, MedianRateExcludesFirstFiveSteps) {
-  EXPECT_EQ(median_rate({1, 2, 3, 4, 5, 1000, 3000, 2000}), 2000);
-  EXPECT_EQ(median_rate({9000, 9000, 9000, 9000, 9000, 10}), 10);
-  EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // at most five rates: all are used
-  EXPECT_EQ(median_rate({}), 0);
+  EXPECT_EQ(median_throughput({1, 2, 3, 4, 5, 1000, 3000, 2000}), 2000);
+  EXPECT_EQ(median_throughput({9000, 9000, 9000, 9000, 9000, 10}), 10);
+  EXPECT_EQ(median_throughput({30, 10, 20, 50, 40}), 30);  // at most five rates: all are used
+  EXPECT_EQ(median_throughput({}), 0);
 }
 
 TEST(RunMetrics, FormatsNumbersBytesAndTimes) {
   using Args = std::pair<double, const char*>;
-  const Args numbers[] = {
+  const Args cases[] = {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
       {1234, "1.2K"}, {12345, "12.3K"}, {1.5e6, "1.50M"}, {2'345'678, "2.35M"}, {7'654'000'000, "7.65B"}};
-  for (const auto& [x, words] : numbers) EXPECT_EQ(format_si(x), words);
+  for (const auto& [x, expected] : cases) EXPECT_EQ(format_si(x), expected);
   const Args durations[] = {{4.4, "4 s"},        {59.4, "59 s"},         {59.5, "1 min 00 s"}, {61, "1 min 01 s"},
                             {185, "3 min 05 s"}, {3599.6, "1 h 00 min"}, {3720, "1 h 02 min"}, {7384, "2 h 03 min"}};
-  for (const auto& [s, words] : durations) EXPECT_EQ(duration(s), words);
+  for (const auto& [s, expected] : durations) EXPECT_EQ(duration(s), expected);
   const Args bytes[] = {{999, "999 B"}, {1234, "1.23 KB"}, {45'600'000, "45.6 MB"}, {7.5e12, "7.50 TB"}};
-  for (const auto& [x, words] : bytes) EXPECT_EQ(report::short_bytes(x), words);
+  for (const auto& [x, expected] : bytes) EXPECT_EQ(report::short_bytes(x), expected);
   const Args times[] = {{0.431, "431 µs"}, {1.234, "1.23 ms"}, {250.26, "250.3 ms"}, {2100, "2.10 s"}};
-  for (const auto& [ms, words] : times) EXPECT_EQ(report::short_time(ms), words);
+  for (const auto& [ms, expected] : times) EXPECT_EQ(report::short_time(ms), expected);
   EXPECT_EQ(report::percent(0.375), "37.5%");
   EXPECT_EQ(report::grouped(1234567), "1,234,567");
   EXPECT_EQ(report::grouped(123), "123");
@@ -79,15 +79,15 @@ struct Said {
 
 // Eight steps of 48 tokens; the last three have 1,000, 3,000 and 2,000 tokens/s.
 Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>& peaks) {
-  const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
+  const TemporaryDirectory temporary(fs::temp_directory_path() / "tessera-figures-");
   const TrainCommand command{.config = {.optim = {.steps = 8}, .plan = plan, .run = {.no_save = true}},
                              .options = {.format = format, .quiet = true}};
   testing::internal::CaptureStdout();
   {
     const Dataset none;
-    const RunDirectory directory(folder.path());
+    const RunDirectory directory(temporary.path());
     TrainOutput output({command, none, directory});
-    Metrics metrics(folder.path(), 0);
+    Metrics metrics(temporary.path(), 0);
     const std::array<double, 8> rates = {1, 2, 3, 4, 5, 1000, 3000, 2000};
     for (int64_t i = 0; i < 8; ++i) {
       const StepReport report{.step = i + 1,
@@ -113,8 +113,9 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
                     .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}},
                    [&](const std::string& record) { metrics.write(record); });
   }
-  Said said{.out = testing::internal::GetCapturedStdout(), .records = {}, .scalars = test::read_scalars(folder.path())};
-  said.records = parse_records(read_file(folder.path() / "metrics.jsonl"));
+  Said said{
+      .out = testing::internal::GetCapturedStdout(), .records = {}, .scalars = test::read_scalars(temporary.path())};
+  said.records = parse_records(read_file(temporary.path() / "metrics.jsonl"));
   return said;
 }
 
@@ -163,10 +164,10 @@ TEST(RunMetrics, MfuAccountsForConcurrentRanks) {
     return say("json", plan, std::vector<int64_t>(static_cast<size_t>(plan.ranks()), 1)).records.back()["mfu"];
   };
   EXPECT_DOUBLE_EQ(mfu({.dp = 4, .backend = Backend::mpi}), 0.15);
-  const int64_t processors = std::thread::hardware_concurrency(), threads = cpu::threads();
+  const int64_t cores = std::thread::hardware_concurrency(), threads = cpu::threads();
   cpu::set_threads(1);
-  EXPECT_DOUBLE_EQ(mfu({.dp = 2}), 0.6 / static_cast<double>(std::min<int64_t>(2, processors)));
-  EXPECT_DOUBLE_EQ(mfu({.dp = 2, .tp = 500}), 0.6 / static_cast<double>(std::min<int64_t>(1000, processors)));
+  EXPECT_DOUBLE_EQ(mfu({.dp = 2}), 0.6 / static_cast<double>(std::min<int64_t>(2, cores)));
+  EXPECT_DOUBLE_EQ(mfu({.dp = 2, .tp = 500}), 0.6 / static_cast<double>(std::min<int64_t>(1000, cores)));
   cpu::set_threads(static_cast<int>(threads));
 }
 
@@ -379,7 +380,7 @@ TEST(Progress, RewritesOneLineOnTerminal) {
 
 // The maximum number of terminal cells of a line; colours take none, every other character takes one.
 size_t widest(const std::string& out) {
-  size_t cells = 0, most = 0;
+  size_t cells = 0, max_cells = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     const auto byte = static_cast<unsigned char>(out[i]);
     if (byte == '\033')
@@ -388,9 +389,9 @@ size_t widest(const std::string& out) {
       cells = 0;
     else
       cells += (byte & 0xC0) != 0x80;
-    most = std::max(most, cells);
+    max_cells = std::max(max_cells, cells);
   }
-  return most;
+  return max_cells;
 }
 
 TEST(Progress, NeverWrapsOnNarrowTerminal) {
@@ -434,9 +435,9 @@ TEST(Sparkline, ScalesMeansToFullRange) {
 
 class MetricsTest : public testing::Test {
  protected:
-  fs::path run() const { return folder_.path(); }
+  fs::path run() const { return directory_.path(); }
   fs::path path() const { return run() / "metrics.jsonl"; }
-  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-metrics-"};
+  TemporaryDirectory directory_{fs::temp_directory_path() / "tessera-metrics-"};
 };
 
 TEST_F(MetricsTest, ResumeDropsRecordsOfRepeatedSteps) {

@@ -103,10 +103,10 @@ TEST_F(InvalidInputTest, RejectsEndlessAndHugeFiles) {
   fs::resize_file(path("huge"), uintmax_t{1} << 40);
   for (const std::string option : {"--ranks 2 --dp-mode ps-async --replay ", "--ranks 2 --pp 2 --schedule ./",
                                    "--config ", "--restarts 1 --hostfile "}) {
-    const std::string words = "train " + kSmall + option;
-    fails(words + "pipe", 4, "pipe is not a regular file (a pipe or a device); expected a file");
-    fails(words + "huge", 4, "huge: 1099511627776 bytes; expected at most 1073741824");
-    if (!option.ends_with("./")) fails(words + "/dev/zero", 4, "/dev/zero is not a regular file");
+    const std::string args = "train " + kSmall + option;
+    fails(args + "pipe", 4, "pipe is not a regular file (a pipe or a device); expected a file");
+    fails(args + "huge", 4, "huge: 1099511627776 bytes; expected at most 1073741824");
+    if (!option.ends_with("./")) fails(args + "/dev/zero", 4, "/dev/zero is not a regular file");
   }
   fails("plan --format json --cases huge", 4, "--cases: huge: 1099511627776 bytes; expected at most");
   fails("plan --ranks 8 --hardware ./huge", 4, "./huge: 1099511627776 bytes; expected at most");
@@ -122,7 +122,7 @@ TEST_F(InvalidInputTest, RejectsEndlessAndHugeFiles) {
 TEST_F(InvalidInputTest, ErrorsNameSymlinkLoops) {
   fs::create_symlink("b", path("a"));
   fs::create_symlink("a", path("b"));
-  for (const auto& [words, option] :
+  for (const auto& [args, option] :
        {std::pair("train --data a", "--data: cannot open a"),
         {"train --data text.txt --val-data a", "--val-data: cannot open a"},
         {"train --data text.txt --steps 1 --out a/x", "--out: cannot open a/x/config.toml"},
@@ -131,7 +131,7 @@ TEST_F(InvalidInputTest, ErrorsNameSymlinkLoops) {
         {"generate a", "cannot open a/adapter_config.json"},
         {"checkpoint import a --out x", "cannot open a/config.json"},
         {"report a", "cannot open a/flight.json"}})
-    fails(words, 4, fmt::format("{}: Too many levels of symbolic links", option));
+    fails(args, 4, fmt::format("{}: Too many levels of symbolic links", option));
   const fs::filesystem_error in_a_rank("status", path("a"),
                                        std::make_error_code(std::errc::too_many_symbolic_link_levels));
   EXPECT_EQ(failure_cause(in_a_rank), path("a").string() + ": Too many levels of symbolic links");
@@ -167,7 +167,7 @@ TEST_F(InvalidInputTest, ReservationsRespectAddressSpaceLimits) {
 TEST_F(InvalidInputTest, RejectsIntegersAtTypeLimits) {
   for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
     fails(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
-          fmt::format("--{}: expected a whole number in [", option));
+          fmt::format("--{}: expected an integer in [", option));
 }
 
 TEST_F(InvalidInputTest, RejectsSlurmTasksWithoutPmi) {
@@ -322,8 +322,8 @@ TEST_F(OutputFilesTest, RunFilesAreWorldReadable) {
 class RunLocks : public testing::Test {
  protected:
   ~RunLocks() override { refused = 0; }
-  const fs::path& run() const { return folder_.path(); }
-  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-lock-"};
+  const fs::path& run() const { return directory_.path(); }
+  TemporaryDirectory directory_{fs::temp_directory_path() / "tessera-lock-"};
 };
 
 TEST_F(RunLocks, AllowsOneWriterPerDirectory) {

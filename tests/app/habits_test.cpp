@@ -55,7 +55,7 @@ TEST_F(TrainOptionsTest, ConvertsEpochsAndFractionsToSteps) {
   write("epochs.toml", "epochs = 2.0\n");
   must(model + "--config epochs.toml --steps 1 --no-eval --out one");
   fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], got '101'");
-  fails(model + "--warmup 3e", 2, "--warmup: expected a whole number");
+  fails(model + "--warmup 3e", 2, "--warmup: expected an integer");
   write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 training rows: 39 in both
   const auto mixed = must(
       "train --data rows.jsonl=1,few.jsonl=2 --model gpt-nano --layers 1 --channels 16 --context 16 "
@@ -85,9 +85,9 @@ TEST_F(TrainOptionsTest, HoldsOutValidationFileOrFraction) {
   const auto held = [&](const std::string& more) {
     return anew("train " + kSmall + "--tokenizer bytes --steps 1 --out run --format json " + more).err;
   };
-  const auto words = [](int64_t n) { return fmt::format("{:.1f}K", static_cast<double>(n) / 1000); };
-  expect_has(held("--val-share 0.25"), words(tokens - tokens * 3 / 4) + " tokens held out");
-  expect_has(held("--val-data other.txt"), {words(tokens) + " characters of training text", "700 tokens held out"});
+  const auto grouped = [](int64_t n) { return fmt::format("{:.1f}K", static_cast<double>(n) / 1000); };
+  expect_has(held("--val-share 0.25"), grouped(tokens - tokens * 3 / 4) + " tokens held out");
+  expect_has(held("--val-data other.txt"), {grouped(tokens) + " characters of training text", "700 tokens held out"});
   must("train --resume --out run --config run/config.toml --steps 3");
   write("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
   train("--tokenizer bytes --data rows.jsonl --val-data rows.jsonl --steps 1 --out rows");

@@ -175,7 +175,7 @@ constexpr double kTimeout = 120;  // seconds; a run takes about one, but the mac
 
 class SoakTest : public ProgramTest {
  protected:
-  uint64_t below(uint64_t n) { return random_.below(n, draws_++); }
+  uint64_t below(uint64_t n) { return random_.below(n, samples_++); }
   double fraction() { return static_cast<double>(below(1000000)) / 1e6; }
   std::string of(const test::Plans& list) { return list[below(list.size())]; }
   static uint64_t number(const char* name, uint64_t otherwise) {
@@ -198,7 +198,7 @@ class SoakTest : public ProgramTest {
   test::Plans recorded(const std::string& settings);
 
   Philox random_{number("TESSERA_SOAK_SEED", 1)};
-  uint64_t draws_ = 0;
+  uint64_t samples_ = 0;
   double duration_ = 1;  // approximate duration of a full run in seconds
   uint64_t runs_ = 0, trials_ = 0;
   int last_signal_ = 0;  // the last signal that ends a run

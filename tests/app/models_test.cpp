@@ -295,10 +295,10 @@ TEST_F(LoraTest, AdaptersReferenceTheirBaseModel) {
 
   fs::rename(path("base"), path("first"));
   must(base_ + "--seed 2");
-  for (const char* words : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
-                            "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
-                            "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
-    fails(words, 4, "expected the base model with hash " + hash("adapters") + ", got ");
+  for (const char* args : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
+                           "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
+                           "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
+    fails(args, 4, "expected the base model with hash " + hash("adapters") + ", got ");
   must("checkpoint export tuned --out merged --merge");
   must("evaluate adapters --base first --data text.txt");
 }

@@ -37,7 +37,7 @@ bool is_known(const Set& ours, const std::string& name) {
 }
 
 bool is_page(const Source& s) {
-  return s.path == "README.md" || (s.ends_with(".md") && (s.folder() == "docs" || s.path.starts_with("lab/pages/")));
+  return s.path == "README.md" || (s.ends_with(".md") && (s.directory() == "docs" || s.path.starts_with("lab/pages/")));
 }
 
 // All existing paths, tests, options, commands and fault names.
@@ -47,9 +47,9 @@ class DocsNames : public ProgramTest {
     for (const Source& s : sources_) {
       paths_.insert(s.path);
       for (size_t at = 0; (at = s.path.find('/', at) + 1) > 0;) paths_.insert(s.path.substr(at));
-      if (s.folder() == "tests" && (s.is_code())) add(tests_, s.text, R"(\bTEST(?:_F|_P)?\((\w+, *\n? *\w+)\))");
+      if (s.directory() == "tests" && (s.is_code())) add(tests_, s.text, R"(\bTEST(?:_F|_P)?\((\w+, *\n? *\w+)\))");
       // Options of scripts and examples: add_argument("--x"), --x) in a shell's case.
-      if (s.ends_with(".py") || s.ends_with(".sh") || s.folder() == "examples")
+      if (s.ends_with(".py") || s.ends_with(".sh") || s.directory() == "examples")
         add(options_, s.text, R"(["'| (](--[a-z][a-z_-]*)["')])");
       if (s.path == "verify/diagnosis/diagnosis.cpp") add(faults_, s.text, R"re(\n    \{"([a-z-]+)",)re");
     }
@@ -173,7 +173,7 @@ TEST_F(DocsNames, CheckDetectsUnknownNames) {
 double busiest(const Args& plan, const Set& operations) {
   double sum = 0;
   for (const auto& s : report::planned(plan).at(0).sent)
-    if (operations.contains(s.operation)) sum += static_cast<double>(s.most);
+    if (operations.contains(s.operation)) sum += static_cast<double>(s.busiest);
   return sum;
 }
 
@@ -182,7 +182,7 @@ double ratio_to_1f1b(const std::string& name, int ranks, bool memory) {
   const auto measured = [&](const std::string& schedule) {
     const Simulation s = simulate(make_schedule(schedule, ranks, 6 * ranks));
     return memory ? std::ranges::max(s.in_flight) / static_cast<double>(s.schedule.chunks())
-                  : s.bubble_share() * s.makespan / s.schedule.chunks();
+                  : s.bubble_fraction() * s.makespan / s.schedule.chunks();
   };
   return measured(name) / measured("1f1b");
 }

@@ -178,11 +178,11 @@ TEST_F(RunDirectoryTest, ReportsRankExitBeforeMpiInit) {
 
 TEST_F(RunDirectoryTest, RejectsProcessesWithDifferentOptions) {
   const std::string all = "train " + kSmall + "--out run ";
-  const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {
+  const auto refused = [&](const std::string& first, const std::string& second, const std::string& args) {
     const auto ran = two_processes(first, second);
     EXPECT_EQ(ran.status, 2) << first << ran.err;
-    expect_has(ran.err, words);
-    EXPECT_FALSE(fs::exists(path("run"))) << words;
+    expect_has(ran.err, args);
+    EXPECT_FALSE(fs::exists(path("run"))) << args;
     fs::remove_all(path("run"));
   };
   refused(all + "--seed 1", all + "--seed 2", "--seed is 1 on rank 0 and 2 on rank 1");
@@ -195,15 +195,15 @@ TEST_F(RunDirectoryTest, RejectsProcessesWithDifferentOptions) {
 
 TEST_F(RunDirectoryTest, RejectsProcessesInDifferentDirectories) {
   const std::string text = read_file(path("text.txt"));
-  for (const std::string folder : {"a", "b"}) {
-    fs::create_directories(path(folder));
-    write(folder + "/text.txt", text);
+  for (const std::string directory : {"a", "b"}) {
+    fs::create_directories(path(directory));
+    write(directory + "/text.txt", text);
   }
-  const auto refused = [&](const std::string& more, const std::string& words) {
+  const auto refused = [&](const std::string& more, const std::string& args) {
     const std::string all = "train " + kSmall + "--save-every 4 " + more;
     const auto ran = two_processes(all, all, path("a"), path("b"));
     EXPECT_EQ(ran.status, 2) << ran.err;
-    expect_has(ran.err, words);
+    expect_has(ran.err, args);
   };
   refused("--out run", "run directory` is locked by process");
   std::string other = text;
@@ -264,7 +264,7 @@ class SignalsTest : public ProgramTest {
   }
   std::string names() const {
     std::string all;
-    for (const auto& e : fs::recursive_directory_iterator(folder_.path())) all += e.path().filename().string() + " ";
+    for (const auto& e : fs::recursive_directory_iterator(directory_.path())) all += e.path().filename().string() + " ";
     return all;
   }
   bool exists(const char* name) const { return fs::exists(path(name)); }

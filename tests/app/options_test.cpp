@@ -52,7 +52,7 @@ std::string message(const std::string& line) {
 class ConfigTest : public testing::Test {
  protected:
   std::string file(const std::string& text) const {
-    const std::string path = folder_.path() / "c.toml";
+    const std::string path = directory_.path() / "c.toml";
     std::ofstream(path) << text;
     return path;
   }
@@ -61,7 +61,7 @@ class ConfigTest : public testing::Test {
     apply_config_file(o, file(text));
     return o;
   }
-  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
+  TemporaryDirectory directory_{fs::temp_directory_path() / "tessera-config-"};
 };
 
 TEST(InitialModel, RandomizesOnlyNewAdapters) {
@@ -92,7 +92,7 @@ TEST(CommandLine, HelpListsEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
   TypedOptions defaults;
   for (const Setting& s : field_descriptors(defaults))
-    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.field.help)).substr(0, 20)});
+    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.help)).substr(0, 20)});
   expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
   const std::string all = std::get<Print>(parsed("--help")).text;
   expect_has(all, {"train", "generate", "data", "report", "TESSERA_CACHE", "TMPDIR"});
@@ -117,8 +117,8 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, got 'gpu'; did you mean 'cuda'?");
   for (const char* line : {"evaluate", "generate"}) EXPECT_EQ(message(line), "FROM is required") << line;
   const std::tuple<const char*, const char*, Messages> values[] = {
-      {"train --layers", "a whole number in [1, 100000]", {"0", "-3", "2.5", "1000000000"}},
-      {"train --batch", "a whole number in [1, 1000000000]", {"99999999999999999999"}},
+      {"train --layers", "an integer in [1, 100000]", {"0", "-3", "2.5", "1000000000"}},
+      {"train --batch", "an integer in [1, 1000000000]", {"99999999999999999999"}},
       {"train --lr", "a number of at least 0", {"fast", "nan", "-1"}},
       {"train --lr", "a number in [0, 1e+300]", {"1e308"}},
       {"train --dropout", "a number in [0, 1)", {"1"}},
@@ -126,7 +126,7 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
       {"generate x --device", "cpu, cuda", {"metal"}},
       {"train --data", "a value", {""}},
       {"generate x --top-p", "a number in [1e-09, 1]", {"0"}},
-      {"data x --vocab", "a whole number in [256, 1000000000]", {"255"}},
+      {"data x --vocab", "an integer in [256, 1000000000]", {"255"}},
       {"describe --format", "json", {"text"}}};
   for (const auto& [line, expected, wrong] : values)
     for (const std::string& value : wrong)
@@ -136,11 +136,11 @@ TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
 
 // Also in a build without CUDA and without a GPU: one line for every way to select the device.
 TEST_F(ConfigTest, RejectsUnavailableDevice) {
-  for (const std::string& way :
+  for (const std::string& option :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
-    const std::string line = message(way);
-    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << way << line;
+    const std::string line = message(option);
+    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << option << line;
   }
   EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).args, (Args{{"device", "cuda"}}));
 }
@@ -162,8 +162,8 @@ TEST(CommandLine, FalseFlagsHaveNoEffect) {
 }
 
 TEST(CommandLine, RejectsModelsLargerThanRam) {
-  for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
-    expect_has(error_message([&] { check_minimum_memory(parsed_train(words)); }), "this machine has available");
+  for (const char* args : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
+    expect_has(error_message([&] { check_minimum_memory(parsed_train(args)); }), "this machine has available");
   EXPECT_NO_THROW(check_minimum_memory(parsed_train("")));
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
@@ -174,18 +174,18 @@ TEST(CommandLine, DescribeListsEveryOption) {
   std::map<std::string, Json> commands;
   for (const auto& c : all.at("commands")) commands[c.at("command")] = c;
   EXPECT_TRUE(commands.contains("checkpoint import") && commands.contains("plan") && commands.contains("describe"));
-  std::string words = "--model gpt-nano";
+  std::string args = "--model gpt-nano";
   size_t given = 0;
   std::map<std::string, Json> options;
   for (const auto& o : commands.at("train").at("options")) {
     options[o.at("name")] = o;
     if (o.at("kind") == "flag" || !o.contains("default") || o.at("name") == "model") continue;
     const auto& default_value = o.at("default");
-    words += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
-                         default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
+    args += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
+                        default_value.is_string() ? default_value.get<std::string>() : default_value.dump());
     ++given;
   }
-  EXPECT_EQ(written_values(words), written_values("--model gpt-nano"));
+  EXPECT_EQ(written_values(args), written_values("--model gpt-nano"));
   EXPECT_GT(given, 39U);
   EXPECT_EQ(options.at("sync-every"),
             Json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
@@ -232,13 +232,13 @@ TEST(CommandLine, DefaultsMatchReferenceList) {
 }
 
 TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
-  const auto schedule = [](const std::string& words) { return lr_schedule(parsed_train(words).optim); };
+  const auto schedule = [](const std::string& args) { return lr_schedule(parsed_train(args).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
                                                      {"--steps 49 --warmup 1%", 0},
                                                      {"--steps 51 --warmup 1%", 1},
                                                      {"--steps 49 --warmup 100%", 49}};
-  for (const auto& [words, steps] : warmups) EXPECT_EQ(schedule(words).warmup, steps) << words;
+  for (const auto& [args, steps] : warmups) EXPECT_EQ(schedule(args).warmup, steps) << args;
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02").min_lr, 0.002);  // a tenth
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 5%").min_lr, 0.001);
   EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 100%").min_lr, 0.02);
@@ -255,8 +255,8 @@ TEST(CommandLine, BenchPassesFlagsToGoogleBenchmark) {
 }
 
 TEST(CommandLine, PresetsSetModelSizes) {
-  const auto sizes = [](const std::string& words) {
-    const ModelConfig s = parsed_train(words).model;
+  const auto sizes = [](const std::string& args) {
+    const ModelConfig s = parsed_train(args).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes(""), (std::array<int64_t, 4>{4, 4, 128, 64}));
@@ -311,14 +311,13 @@ TEST_F(ConfigTest, ParsesWhitespaceCommentsAndByteOrderMark) {
 }
 
 TEST_F(ConfigTest, ErrorsNameLineAndColumn) {
-  const auto expect = [&](const std::string& text, const std::string& words) {
-    expect_error(Status::usage, {words}, [&] { read(text); });
+  const auto expect = [&](const std::string& text, const std::string& args) {
+    expect_error(Status::usage, {args}, [&] { read(text); });
   };
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
   for (const std::string value : {"\"two\"", "2.0", "0"})
-    expect("layers = " + value + "\n",
-           "c.toml:1:1: layers: expected a whole number in [1, 100000], got '" + value + "'");
-  expect("seed = 9223372036854775808\n", "seed: expected a whole number of at least 0, got '9223372036854775808'");
+    expect("layers = " + value + "\n", "c.toml:1:1: layers: expected an integer in [1, 100000], got '" + value + "'");
+  expect("seed = 9223372036854775808\n", "seed: expected an integer of at least 0, got '9223372036854775808'");
   expect("lr = true\n", "lr: expected a number of at least 0, got 'true'");
   expect("no-save = \"true\"\n", "no-save: expected true or false, got '\"true\"'");
   expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, got '3'");
@@ -371,8 +370,8 @@ TrainConfig on_gpu(const Values& others = {}, int64_t ranks = 1) {
 
 TEST(AttentionChoice, RejectsUnavailableKernels) {
   const std::string without = "--attention: this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
-  const auto expect = [&](const std::string& words, const std::string& with) {
-    EXPECT_EQ(message("train --attention cudnn" + words), kWithCudnn ? with : without);
+  const auto expect = [&](const std::string& args, const std::string& with) {
+    EXPECT_EQ(message("train --attention cudnn" + args), kWithCudnn ? with : without);
   };
   expect("", "--attention: cuDNN kernels require a GPU; expected own, or --device cuda");
   expect(" --device cuda", "--attention: cuDNN kernels require bf16, got fp32; expected own, got cudnn");
@@ -433,15 +432,15 @@ TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
 TEST(OptionErrors, PrintsAllCommandLineErrors) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
-                      "--layers: expected a whole number in [1, 100000], got '0'",
+                      "--layers: expected an integer in [1, 100000], got '0'",
                       "--dtype: expected fp32, bf16, fp64, got 'fp23'; did you mean 'fp32'?",
                       "--lr: expected a number of at least 0, got 'fast'"}));
   EXPECT_EQ(refused("generate x --top-p 0 --tokens x --tp 0"),
-            (Messages{"--tokens: expected a whole number in [1, 1000000000], got 'x'",
+            (Messages{"--tokens: expected an integer in [1, 1000000000], got 'x'",
                       "--top-p: expected a number in [1e-09, 1], got '0'",
-                      "--tp: expected a whole number in [1, 1024], got '0'"}));
+                      "--tp: expected an integer in [1, 1024], got '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
-            (Messages{"--vocab: expected a whole number in [256, 1000000000], got '1'",
+            (Messages{"--vocab: expected an integer in [256, 1000000000], got '1'",
                       "--out: expected a new directory, got ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
   EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, got none"});
@@ -451,7 +450,7 @@ TEST(OptionErrors, PrintsAllCommandLineErrors) {
 TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
-  for (const char* words :
+  for (const char* args :
        {"--schedule: unknown schedule 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
         "v-min, or the path of a file; did you mean 'zb-h1'?",
         "--heads: 3 heads do not divide 128 channels; nearest valid value: 2 or 4",
@@ -459,7 +458,7 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
         "--zero: 1 requires --dp-mode ddp, got ps-sync",
         "--pp: 8 ranks have 8 stages, more than the 4 layers; expected at most 4 stages, as with --pp 4",
         "--min-lr: expected at most --lr (0.003), got 9"})
-    EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
+    EXPECT_NE(std::ranges::find(found, args), found.end()) << args;
   EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // without consequential errors
   const TrainConfig wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
   try {
@@ -471,8 +470,8 @@ TEST(OptionErrors, PrintsAllIndependentPlanErrors) {
 }
 
 TEST(OptionErrors, NameNearestValidValue) {
-  const auto expect = [](const std::string& words, const std::string& nearest) {
-    const Messages found = refused(words);
+  const auto expect = [](const std::string& args, const std::string& nearest) {
+    const Messages found = refused(args);
     ASSERT_EQ(found.size(), 1U) << nearest;
     EXPECT_TRUE(found[0].ends_with(nearest)) << found[0];
   };
@@ -492,7 +491,7 @@ TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
   EXPECT_EQ(r.status, 2);
   EXPECT_EQ(r.err,
             "tessera: --lr: expected a number of at least 0, got 'fast'\n"
-            "tessera: --layers: expected a whole number in [1, 100000], got '0'\n");
+            "tessera: --layers: expected an integer in [1, 100000], got '0'\n");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
             "tessera: --microbatches: 5 does not divide the batch size, 12; nearest valid value: 4 or 6\n"
@@ -539,7 +538,7 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
 }
 
 TEST(CommandLine, HelpCommandMatchesHelpOption) {
-  const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
+  const auto text = [](const std::string& args) { return std::get<Print>(parsed(args)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
   expect_has(text("help train"), default_job_args(default_job()));
@@ -557,11 +556,11 @@ TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   EXPECT_EQ(cube.preset, default_job().preset);
   EXPECT_EQ(cube.optim.lr, 0.001);
   EXPECT_NE(default_job_args(cube).find("--lr 0.001"), std::string::npos);
-  for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
-    const TrainConfig o = parsed_train(words);
-    EXPECT_FALSE(is_default_job(o)) << words;
-    EXPECT_EQ(o.optim.lr, TypedOptions().optim.lr) << words;
-    EXPECT_EQ(o.preset, "gpt-nano") << words;
+  for (const char* args : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
+    const TrainConfig o = parsed_train(args);
+    EXPECT_FALSE(is_default_job(o)) << args;
+    EXPECT_EQ(o.optim.lr, TypedOptions().optim.lr) << args;
+    EXPECT_EQ(o.preset, "gpt-nano") << args;
   }
 }
 

@@ -18,11 +18,24 @@ inline std::vector<std::string> split(const std::string& line) {
   return out;
 }
 
+[[noreturn]] inline void throw_with_options(const Error& error) {
+  std::vector<std::string> messages = error_messages(error);
+  for (std::string& message : messages) message = with_options(message);
+  if (messages.size() == 1 && error.status() == Status::input) throw InputError(messages.front());
+  if (messages.size() == 1) throw Error(messages.front(), error.status());
+  throw Errors(messages, error.status());
+}
+
+// Errors name options, as in the program's output.
 inline Command parsed(const std::string& line) {
-  const std::vector<std::string> words = split("tessera " + line);
+  const std::vector<std::string> args = split("tessera " + line);
   std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  return parse_command_line(static_cast<int>(argv.size()), argv.data());
+  for (const std::string& word : args) argv.push_back(word.c_str());
+  try {
+    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+  } catch (const Error& e) {
+    throw_with_options(e);
+  }
 }
 inline TrainCommand parsed_command(const std::string& line) { return std::get<TrainCommand>(parsed("train " + line)); }
 inline TrainConfig parsed_train(const std::string& line) { return parsed_command(line).config; }

@@ -11,6 +11,7 @@
 
 #include "app/plan/plan.h"
 #include "models/decoder.h"
+#include "models/stages.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
@@ -95,7 +96,7 @@ TEST_F(PlanningTest, TrainAcceptsPrintedCommand) {
        {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",
         "--model llama3-70b --context 4096 --hardware a100-80 --software megatron --ranks 64 --batch 128",
         "--model gpt2-xl --vocab 50304 --hardware a100-40 --software megatron --ranks 4 --batch 64 --pp 2",
-        "--model gpt2 --untied --hardware v100 --software megatron --ranks 2 --batch 8 --cp 2",
+        "--model gpt2 --untied --hardware a100-40 --software megatron --ranks 2 --batch 8 --cp 2",
         "--model mixtral-8x7b --hardware h100 --software megatron --ranks 64 --batch 128",
         "--model llama3-8b --hardware h100 --software megatron --ranks 16 --batch 32 --pp 4 --schedule interleaved "
         "--tp 2 --sp --recompute block"}) {
@@ -141,11 +142,11 @@ TEST_F(PlanningTest, TextOutputIsConcise) {
 }
 
 TEST_F(PlanningTest, NamesMissingGigabytesIfNoPlanFits) {
-  const std::string words =
+  const std::string args =
       "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
-  fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
+  fails_in_one_line("plan " + args, 2, " GB: the nearest, ");
   expect_has(log(), {" GB more, mainly for ", "; nearest number of ranks with a plan that fits: "});
-  for (const Json& line : lines(words, 2)) expect_plan(line);
+  for (const Json& line : lines(args, 2)) expect_plan(line);
 }
 
 TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
@@ -164,7 +165,7 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
   const std::string h100 = "plan --hardware h100 --ranks 8 --batch 8 ",
                     nano = "plan --model gpt-nano --ranks 2 --batch 8 ";
   struct Bad {
-    std::string line, words;
+    std::string line, args;
     int status = 2;
   };
   const std::vector<Bad> table = {
@@ -186,14 +187,14 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
       {h100 + "--model nowhere.json", "nowhere.json", 4},
       {h100 + "--model good.json --layers 3", "--layers: cannot be combined with --model"},
       {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
-      {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
-      {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},
-      {h100 + "--model gpt2 --ranks 1000000000", "--ranks: expected a whole number in [1, 1048576]"},
-      {h100 + "--model gpt2 --ranks nan", "--ranks: expected a whole number"},
+      {h100 + "--model gpt2 --batch 1e18", "--batch: expected an integer"},
+      {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected an integer"},
+      {h100 + "--model gpt2 --ranks 1000000000", "--ranks: expected an integer in [1, 1048576]"},
+      {h100 + "--model gpt2 --ranks nan", "--ranks: expected an integer"},
       {h100 + "--model gpt2 --memory 1e300", "--memory: expected a number in [0.001, 1000000]"},
       {h100 + "--model gpt2 --memory nan", "--memory: expected a number"},
       {h100 + "--model gpt2 --memory 0", "--memory: expected a number"},
-      {h100 + "--model gpt2 --top 0", "--top: expected a whole number"},
+      {h100 + "--model gpt2 --top 0", "--top: expected an integer"},
       {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 cannot be factored into axes that fit"},
       {h100 + "--model gpt2 --tp 8", "--tp: 8 does not divide the 12 heads"},
       {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide the 8 ranks"},
@@ -207,7 +208,7 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
       {h100 + "--model gpt2 --out x", "unknown option '--out'"},
       {h100 + "--model gpt2 --memory 0.1", "no plan fits 0.1 GB: the nearest, "},
   };
-  for (const auto& [line, words, status] : table) fails_in_one_line(line, status, words);
+  for (const auto& [line, args, status] : table) fails_in_one_line(line, status, args);
   EXPECT_EQ(run(nano + "--hardware h100 --html missing/page.html").status, 6);
 }
 
@@ -215,8 +216,8 @@ TEST_F(PlanningTest, RejectsInvalidInputWithOneLineError) {
 
 TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
   using Axes = std::array<int64_t, 4>;
-  const auto axes = [](const std::string& words) {
-    const Plan p = test::parsed_train("--backend threads " + words).plan;
+  const auto axes = [](const std::string& args) {
+    const Plan p = test::parsed_train("--backend threads " + args).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
   const std::pair<std::string, Axes> table[] = {{"--tp 2", {1, 1, 1, 2}},
@@ -225,7 +226,7 @@ TEST(MeshAxes, DefaultSizesAreDerivedFromWorldSize) {
                                                 {"--ranks 8 --dp 2 --tp 2 --cp 1", {2, 2, 1, 2}},
                                                 {"--ranks 6 --dp 1 --pp 1 --tp 2 --context 60", {1, 1, 3, 2}},
                                                 {"--ranks 3", {1, 3, 1, 1}}};
-  for (const auto& [words, expected] : table) EXPECT_EQ(axes(words), expected) << words;
+  for (const auto& [args, expected] : table) EXPECT_EQ(axes(args), expected) << args;
 }
 
 TEST(Plan, RejectsInvalidPlansWithOneLineError) {
@@ -249,9 +250,9 @@ TEST(Plan, RejectsInvalidPlansWithOneLineError) {
       {"--chunks 3", "--chunks: requires --schedule interleaved, got 1f1b"},
       {"--dp 5", "12 is not divisible by 5 data ranks"},
       {"--tp 4 --vocab 3", "--tp: a vocabulary of 3 cannot be sharded over 4 ranks"}};
-  for (const auto& [words, why] : refused)
+  for (const auto& [args, why] : refused)
     expect_error(Status::usage, {why},
-                 [&, words = words] { test::parsed_train("--backend threads " + std::string(words)); });
+                 [&, args = args] { test::parsed_train("--backend threads " + std::string(args)); });
 }
 
 // GPT-2's head costs as much as five of its blocks.

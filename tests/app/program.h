@@ -111,7 +111,7 @@ class ProgramTest : public testing::Test {
       text += fmt::format("Line {} of a text that says little, but {} of it.\n", i, i % 7 == 0 ? "more" : "less");
     std::ofstream(path("text.txt")) << text;
   }
-  fs::path path(const std::string& name) const { return folder_.path() / name; }
+  fs::path path(const std::string& name) const { return directory_.path() / name; }
   // Runs the program in the test's directory; `before` is shell code that precedes it.
   Ran run(const std::string& arguments, const std::string& before = "") const {
     return run_program(built_program(), arguments, before);
@@ -119,7 +119,7 @@ class ProgramTest : public testing::Test {
   Ran run_program(const std::string& program, const std::string& arguments, const std::string& before = "") const {
     const std::string command =
         fmt::format("exec < /dev/null; cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt",
-                    folder_.path().string(), before, program, arguments);
+                    directory_.path().string(), before, program, arguments);
     const int status = exit_status(std::system(command.c_str()));
     return {status, read_file(path("out.txt")), read_file(path("err.txt"))};
   }
@@ -199,7 +199,7 @@ class ProgramTest : public testing::Test {
     if (child != 0) return child;
     const std::string command =
         fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} exec '{}' {} > /dev/null 2> err.txt",
-                    folder_.path().string(), before, TESSERA_BINARY, arguments);
+                    directory_.path().string(), before, TESSERA_BINARY, arguments);
     execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
     _exit(99);
   }
@@ -224,16 +224,16 @@ class ProgramTest : public testing::Test {
   // Names of incomplete files and directories, as printed by the program.
   std::vector<std::string> partial_files() const {
     std::vector<std::string> out;
-    for (const std::string folder : {"run", "run/checkpoints"}) {
-      if (!fs::exists(path(folder))) continue;
-      for (const auto& e : fs::directory_iterator(path(folder)))
+    for (const std::string directory : {"run", "run/checkpoints"}) {
+      if (!fs::exists(path(directory))) continue;
+      for (const auto& e : fs::directory_iterator(path(directory)))
         if (const std::string name = e.path().filename().string(); name.find(".tmp-") != std::string::npos)
-          out.push_back(std::string(folder).append("/").append(name));
+          out.push_back(std::string(directory).append("/").append(name));
     }
     return out;
   }
-  void expect_no_temporary(const std::string& folder) const {
-    for (const auto& e : fs::recursive_directory_iterator(path(folder)))
+  void expect_no_temporary(const std::string& directory) const {
+    for (const auto& e : fs::recursive_directory_iterator(path(directory)))
       expect_lacks(e.path().filename().string(), ".tmp-");
   }
   // The step of the newest checkpoint, 0 if there is none; all checkpoints must be complete.
@@ -281,7 +281,7 @@ class ProgramTest : public testing::Test {
   const std::string kSmall =
       "--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --steps 12 --warmup 2 --lr 0.03 "
       "--threads-per-rank 1 ";
-  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-program-"};
+  TemporaryDirectory directory_{fs::temp_directory_path() / "tessera-program-"};
 };
 
 }  // namespace test

@@ -13,9 +13,9 @@ namespace tessera {
 namespace {
 
 TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
-  const auto spins = [&](const std::string& words) {  // as reported by the OpenMP library
+  const auto spins = [&](const std::string& args) {  // as reported by the OpenMP library
     const std::string output =
-        must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
+        must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + args).err;
     const std::string name = "GOMP_SPINCOUNT = '";
     const size_t at = output.find(name) + name.size();
     return output.substr(at, output.find('\'', at) - at);
@@ -230,10 +230,10 @@ TEST_F(LabTest, UnsolvedExerciseReturnsStatus1) {
   expect_has(r.out, "failed nothing\n  found  not written yet: one_f_one_b");
 }
 
-// A class: an unchanged exercise, one that fails immediately next to one in a separate folder, a solved puzzle and its
-// copy, and an empty folder.
+// A class: an unchanged exercise, one that fails immediately next to one in a separate directory, a solved puzzle and
+// its copy, and an empty directory.
 TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
-  for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
+  for (const char* directory : {"class/bo/first", "class/cy"}) fs::create_directories(path(directory));
   must("lab start 7 class/ada");
   must("lab start p3 class/ada/p3");
   const std::string begun = read_file(path("class/ada/p3/placements.txt"));
@@ -321,10 +321,10 @@ TEST_F(VerifyTextTest, OmitsBubbleWithoutPipelineStages) {
   EXPECT_TRUE(Json::parse(must(line + " --format json").out)["bubble"].is_null());
 }
 
-const std::string kOfDefects = kProof + "--layers 1 --dp 2 ";
+const std::string kWithFault = kProof + "--layers 1 --dp 2 ";
 
 TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
-  const std::string line = kOfDefects + "--defect missing-gradient-sum";
+  const std::string line = kWithFault + "--defect missing-gradient-sum";
   const Ran json = run(line + " --format json");
   EXPECT_EQ(json.status, 1) << json.err;
   const Json output = Json::parse(json.out);
@@ -336,7 +336,7 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
   for (const char* bound : {"gradient", "parameter", "state", "bytes", "gradient norm"}) EXPECT_GE(bounds[bound], 1);
   const Ran hidden = run(line + " --hide");
   EXPECT_EQ(hidden.status, 1);
-  const auto at = [&](const char* words) { return hidden.out.find(words); };
+  const auto at = [&](const char* args) { return hidden.out.find(args); };
   EXPECT_LT(at("checks failed:"), at("Which fault was injected?")) << hidden.out;
   EXPECT_LT(at("Which fault was injected?"), at("Likely cause: gradients are not reduced")) << hidden.out;
   EXPECT_LT(at("Likely cause"), at("Injected fault: missing-gradient-sum, on every rank")) << hidden.out;
@@ -345,33 +345,33 @@ TEST_F(VerifyTextTest, PrintsFailedChecksAndLikelyCause) {
 }
 
 TEST_F(VerifyTextTest, MarksFailedRowsConcisely) {
-  const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
+  const std::string sums = run(kWithFault + "--defect missing-gradient-sum").out;
   EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
   const std::string broken =
       sums.substr(sums.find("checks failed"), sums.find("Likely cause") - sums.find("checks failed"));
   EXPECT_LE(std::ranges::count(broken, '\n'), 14) << broken;
   EXPECT_TRUE(std::regex_search(broken, std::regex("gradient 'tokens.weight' .*; and [0-9]+ more: "))) << broken;
   expect_lacks(broken, "all 1 times");
-  const std::string held = run(kOfDefects + "--defect kept-gradients").out;
+  const std::string held = run(kWithFault + "--defect kept-gradients").out;
   EXPECT_TRUE(std::regex_search(held, std::regex("\n  1 +[0-9]+ +![0-9]+ +[0-9]+ WRONG"))) << held;
-  const std::string three = std::regex_replace(kOfDefects, std::regex("--batch 4|--dp 2"), "") + "--batch 6 --dp 3 ";
+  const std::string three = std::regex_replace(kWithFault, std::regex("--batch 4|--dp 2"), "") + "--batch 6 --dp 3 ";
   expect_has(run(three + "--defect ring-order").out, ", within rounding error");
 }
 
 TEST_F(VerifyTextTest, RandomFaultIsReproducibleFromSeed) {
-  const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
-  const std::string words = "A random fault, reproducible with --seed ",
-                    seed = once.substr(words.size(), once.find('.') - words.size());
+  const std::string once = run(kWithFault + "--defect random").out, again = run(kWithFault + "--defect random").out;
+  const std::string args = "A random fault, reproducible with --seed ",
+                    seed = once.substr(args.size(), once.find('.') - args.size());
   EXPECT_NE(once, again);
-  EXPECT_EQ(run(kOfDefects + "--defect random --seed " + seed).out, once);
+  EXPECT_EQ(run(kWithFault + "--defect random --seed " + seed).out, once);
 }
 
 TEST_F(VerifyTextTest, RejectsInapplicableFaults) {
-  fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum does not apply");
+  fails(kWithFault + "--defect missing-output-sum", 2, "--defect: missing-output-sum does not apply");
   expect_has(log(), "it requires --tp 2 (4 ranks)");
-  fails(kOfDefects + "--defect untied-copies", 2, "it requires --pp 2 and --layers 2 (4 ranks)");
-  fails(kOfDefects + "--defect nothing", 2, "expected random, list or a name printed by list, got 'nothing'");
-  fails(kOfDefects + "--hide", 2, "--hide");
+  fails(kWithFault + "--defect untied-copies", 2, "it requires --pp 2 and --layers 2 (4 ranks)");
+  fails(kWithFault + "--defect nothing", 2, "expected random, list or a name printed by list, got 'nothing'");
+  fails(kWithFault + "--hide", 2, "--hide");
   expect_has(run("verify --defect list").out, "stale-part");
   EXPECT_EQ(Json::parse(run("verify --defect list --format json").out).at(0).at("name"), "missing-gradient-sum");
 }

@@ -146,7 +146,7 @@ TEST_F(PromptsTest, ExportWritesEosTokens) {
   for (const char* file : {"exported/config.json", "exported/generation_config.json"})
     test::expect_values(to_json(file), {{"bos_token_id", 0}, {"eos_token_id", 1}}, file);
   for (const std::string kind : {"char", "bytes", "bpe-300"}) {
-    const std::string trained = "run_" + kind, folder = "folder_" + kind;
+    const std::string trained = "run_" + kind, folder = "directory_" + kind;
     train("--steps 2 --warmup 1 --ranks 1 --tokenizer " + kind + " --out " + trained);
     must("checkpoint export " + trained + " --out " + folder);
     test::expect_values(to_json(folder + "/config.json"),
@@ -292,8 +292,8 @@ TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
   must("checkpoint import adapters --out imported");
   const std::string answer = reply("--chat", "echo 'snow?' |");
   for (const char* from : {"adapters", "imported"}) EXPECT_EQ(reply("--chat", "echo 'snow?' |", from), answer) << from;
-  const auto loss = [&](const std::string& words) {
-    return must("evaluate adapters --data chat.jsonl --format json " + words).last_record().at("loss");
+  const auto loss = [&](const std::string& args) {
+    return must("evaluate adapters --data chat.jsonl --format json " + args).last_record().at("loss");
   };
   const Json by_chatml = loss("");
   EXPECT_EQ(by_chatml, loss("--template chatml"));

@@ -68,12 +68,12 @@ TEST_F(RanksTest, UnwritableCheckpointReturnsStatus6WithOneLineError) {
 // Threads and processes write the same file. A resumed run continues counting steps and reports a step that was
 // completed before.
 TEST_F(RanksTest, ThreadsAndProcessesWriteSameDump) {
-  const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
-  expect_has(must(words + "--out threads").err, "wrote the dump of step 3");
+  const std::string file = "/dump_3.safetensors", args = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
+  expect_has(must(args + "--out threads").err, "wrote the dump of step 3");
   const std::string dumped = read_file(path("threads" + file));
   EXPECT_GT(dumped.size(), 80'000U);
   if (kWithMpi && std::system("mpirun --version >/dev/null 2>&1") == 0) {
-    must(words + "--out processes", "mpirun --allow-run-as-root --oversubscribe -n 2");
+    must(args + "--out processes", "mpirun --allow-run-as-root --oversubscribe -n 2");
     EXPECT_TRUE(read_file(path("processes" + file)) == dumped);
   }
   must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
@@ -85,9 +85,9 @@ TEST_F(RanksTest, ThreadsAndProcessesWriteSameDump) {
 }
 
 TEST_F(RanksTest, RejectsInvalidDumpWithOneLineError) {
-  const auto refused = [&](const std::string& words, const std::string& why) {
-    fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
-    EXPECT_FALSE(fs::exists(path("run"))) << words;
+  const auto refused = [&](const std::string& args, const std::string& why) {
+    fails_in_one_line("train " + kSmall + "--quiet --out run " + args, 2, why);
+    EXPECT_FALSE(fs::exists(path("run"))) << args;
   };
   refused("--ranks 2 --dp-mode diloco --dump 1", "--dump: expected synchronized steps, got --dp-mode");
   refused("--ranks 2 --dp-mode ps-async --dump 1", "got --dp-mode ps-async");
@@ -100,16 +100,16 @@ TEST_F(RanksTest, RejectsInvalidDumpWithOneLineError) {
 }
 
 TEST_F(RanksTest, InvalidPlansReturnStatus2WithOneLineError) {
-  const auto refused = [&](const std::string& plan, const std::string& words) {
-    fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
+  const auto refused = [&](const std::string& plan, const std::string& args) {
+    fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, args);
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
   };
   refused("--ranks 5", "--batch: 12 is not divisible by 5 data ranks x 1 micro-batches");
   expect_has(log(), "nearest valid value: 10 or 15");
   refused("--ranks 4 --microbatches 2", "nearest valid value: 8 or 16");
   refused("--ranks 13", "nearest valid value: 13");
-  refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], got '0'");
-  refused("--zero 4", "--zero: expected a whole number in [0, 3], got '4'");
+  refused("--ranks 0", "--ranks: expected an integer in [1, 1024], got '0'");
+  refused("--zero 4", "--zero: expected an integer in [0, 3], got '4'");
   refused("--servers 9",
           "--servers: requires --dp-mode ps-sync or ps-async, got ddp; nearest valid value: 1, the default");
   refused("--dp-mode ps-sync --staleness 2",

@@ -89,7 +89,7 @@ TEST_F(ReportTest, EveryPlanRecordsCompleteTimeline) {
 }
 
 TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
-  const auto numbers = [&](const std::string& threads) {
+  const auto read_numbers = [&](const std::string& threads) {
     train_with_trace("--pp 2 --dp 1 --microbatches 4 --threads-per-rank " + threads);
     must("report run --out page.html");
     EXPECT_FALSE(fs::exists(path("run/report.html")));
@@ -98,7 +98,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
     return std::pair(Json::parse(html.substr(begin, html.find("</script>", begin) - begin)), html);
   };
   const size_t cores = describe_rank(*make_arena()).cores.size();
-  const auto [shared, html] = numbers(fmt::format("{}", cores));
+  const auto [shared, html] = read_numbers(fmt::format("{}", cores));
   EXPECT_NEAR(shared["bubble"]["formula"].get<double>(), 1.0 / 5, 1e-12);
   EXPECT_NEAR(shared["bubble"]["equal"].get<double>(), 1.0 / 5, 1e-9);
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
@@ -107,7 +107,7 @@ TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
   expect_lacks(html, "<h3>Measured, step");  // the text states that it is not shown
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
-  const Json alone = numbers("1").first;
+  const Json alone = read_numbers("1").first;
   const Json report = to_json("run/report.json");
   EXPECT_EQ(alone["bubble"]["measured"].is_null(), report["processors"]["shared"].get<bool>());
   EXPECT_EQ(report["processors"]["threads"], 2);
@@ -187,8 +187,8 @@ TEST_F(ReportTest, RejectsDamagedFileWithOneLineError) {
 using report::Event;
 using report::Record;
 
-std::string render_svg(const char* name, const Args& words) {
-  return report::as_svg_file(report::make_figure(name, report::planned(words)));
+std::string render_svg(const char* name, const Args& args) {
+  return report::as_svg_file(report::make_figure(name, report::planned(args)));
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -249,8 +249,8 @@ TEST(Figures, RejectsInvalidRequests) {
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "`tp`: 3 does not divide the 4 heads"},
       {"bytes", {{"dp-mode", "ps-async"}}, "known only from a run"}};
-  for (const auto& [name, words, why] : table)
-    expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
+  for (const auto& [name, args, why] : table)
+    expect_has(error_message([&, name = name, &args = args] { render_svg(name, args); }), why);
 }
 
 Event event(const char* track, const char* name, double begin, double end, const char* operation = "") {
@@ -402,9 +402,9 @@ TEST(Panels, ReplayedPipelineFillsPanelWidthOnSharedCores) {
 
 // Components of reports: host clocks, cores of ranks, and the pipeline of a step.
 
-RankLog make_log(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
+RankLog make_log(const std::string& host, double origin, double clock_sync, const std::vector<int>& cores) {
   RankLog log;
-  log.host = host, log.origin = origin, log.meeting = meeting, log.cores = cores;
+  log.host = host, log.origin = origin, log.clock_sync = clock_sync, log.cores = cores;
   log.threads = 2, log.steps = {{1, 0.5, 1}};
   return log;
 }
@@ -419,11 +419,11 @@ TEST(Report, AlignsHostClocksAtBarrier) {
 }
 
 TEST(Report, CountsCoresOfMostLoadedHost) {
-  const auto shared = [](std::vector<RankLog> logs) { return count_processors(logs).shared(); };
+  const auto shared = [](std::vector<RankLog> logs) { return count_cores(logs).shared(); };
   EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to separate cores
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("b", 0, 0, {0})}));
-  EXPECT_EQ(count_processors({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
+  EXPECT_EQ(count_cores({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
 }
 
 // A record of 2 ranks, 1f1b with 3 micro-batches, with the times of the simulator.
@@ -459,8 +459,8 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
     EXPECT_NEAR(p->times.stages[stage].backward, backward, 1e-9) << stage;
   }
   EXPECT_NEAR(p->measured.makespan, p->replayed.makespan, 1e-9);
-  EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
-  EXPECT_GT(p->measured.bubble_share(), 0.1);
+  EXPECT_NEAR(p->measured.bubble_fraction(), p->replayed.bubble_fraction(), 1e-9);
+  EXPECT_GT(p->measured.bubble_fraction(), 0.1);
   EXPECT_NEAR(*p->formula, 0.25, 1e-12);
   // On shared cores a pass counts with its CPU time, here half of its duration.
   r.shared = true;
@@ -468,7 +468,7 @@ TEST(Report, MeasuresPipelineOfMedianStep) {
   ASSERT_TRUE(alone);
   EXPECT_NEAR(alone->times.stages[0].backward, 5, 1e-9);
   EXPECT_NEAR(alone->replayed.makespan, p->replayed.makespan / 2, 1e-9);
-  EXPECT_NEAR(alone->replayed.bubble_share(), p->replayed.bubble_share(), 1e-9);
+  EXPECT_NEAR(alone->replayed.bubble_fraction(), p->replayed.bubble_fraction(), 1e-9);
   EXPECT_EQ(alone->times.message, 0);
   r.shared = false;
   r.ranks[1].events.pop_back();  // of step 3, which is not shown
@@ -522,7 +522,7 @@ TEST(RankLog, GatheredLogsAreUnchanged) {
       EXPECT_EQ(std::tie(log.host, log.origin, log.cores, log.threads, log.peaks),
                 std::tie(own.host, own.origin, own.cores, own.threads, own.peaks));
       const auto fields = [](const TraceEvent& e) {
-        return std::tuple(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
+        return std::tuple(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.cpu_s);
       };
       EXPECT_EQ(fields(log.events.at(0)), fields(own.events.at(0)));
       EXPECT_EQ(log.steps.at(0).begin, own.steps.at(0).begin);

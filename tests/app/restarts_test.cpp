@@ -24,9 +24,9 @@ namespace {
 using Args = std::vector<std::string>;
 
 TEST(Restarts, ChildProcessReceivesRemainingArguments) {
-  const Args words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
-                      "--hostfile", "hosts",      "--quiet"};
-  EXPECT_EQ(start_args(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
+  const Args args = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
+                     "--hostfile", "hosts",      "--quiet"};
+  EXPECT_EQ(start_args(args, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
 }
 
 TEST(Restarts, DataAxisShrinksToAvailableSlotsAtConstantBatchSize) {
@@ -60,13 +60,13 @@ TEST(Hostfile, ParsesMpirunFormat) {
   const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
   EXPECT_TRUE(hosts.size() == 4 && hosts[1].name == "node2");
   EXPECT_EQ(count_slots(hosts), 8);
-  for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, got 'x'"},
-                                    {"a slots=-1", "got '-1'"},
-                                    {"a:1000000", "got '1000000'"},
-                                    {"a 4", "expected slots=N after the host, got '4'"},
-                                    {"a slots=4 max", "expected nothing after the number of slots, got 'max'"},
-                                    {":4", "expected a host name"}})
-    expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
+  for (const auto& [text, args] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, got 'x'"},
+                                   {"a slots=-1", "got '-1'"},
+                                   {"a:1000000", "got '1000000'"},
+                                   {"a 4", "expected slots=N after the host, got '4'"},
+                                   {"a slots=4 max", "expected nothing after the number of slots, got 'max'"},
+                                   {":4", "expected a host name"}})
+    expect_error(Status::input, {args}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
 
 std::vector<pid_t> child_processes(pid_t parent) {
@@ -107,7 +107,7 @@ class RestartsTest : public ProgramTest {
       return all.empty() ? 0 : all.front();
     };
   }
-  void expect_logged(const std::string& words) const { expect_has(log(), words); }
+  void expect_logged(const std::string& args) const { expect_has(log(), args); }
   std::string wait_for_exit(const std::string& run) const { return files(run + kEnd); }
   const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
   const std::string kEnd = "/checkpoints/step-240";
@@ -138,11 +138,11 @@ TEST_F(RestartsTest, RunResumesAfterLastRestart) {
 }
 
 TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
-  const auto fails_once = [&](const std::string& options, int status, const std::string& words) {
+  const auto fails_once = [&](const std::string& options, int status, const std::string& args) {
     const Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
     EXPECT_EQ(r.status, status) << r.err;
     EXPECT_EQ(std::ranges::count(r.err, '\n'), 1) << r.err;
-    expect_has(r.err, words);
+    expect_has(r.err, args);
   };
   fails_once("--lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50", 5, "expected finite values");
   fails_once("--data missing.txt", 4, "missing.txt");
@@ -209,9 +209,9 @@ TEST_F(RestartsTest, KilledLauncherLeavesNoRanks) {
 // Ranks with a rendezvous: a killed rank ends the others, and their launchers restart all of them together.
 TEST_F(RestartsTest, LaunchersRestartAllRendezvousRanks) {
   must("train " + kSettings + "--ranks 2 --out whole");
-  const std::string met =
+  const std::string rendezvous =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
-  const pid_t first = start("train " + met + "--rank 0"), second = start("train " + met + "--rank 1");
+  const pid_t first = start("train " + rendezvous + "--rank 0"), second = start("train " + rendezvous + "--rank 1");
   kill_at(40, child_process(second));
   EXPECT_EQ(test::wait_for_exit(first), 0) << log();
   EXPECT_EQ(test::wait_for_exit(second), 0) << log();

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# root.sh FOLDER: downloads the 64-bit Arm headers and libraries for a build with cmake/arm64.cmake and unpacks them into
-# FOLDER: Debian's packages of packages.txt and their dependencies, except MPI, which that build does not use (25 MB).
+# root.sh DIR: downloads the 64-bit Arm headers and libraries for a build with cmake/arm64.cmake and unpacks them into
+# DIR: Debian's packages of packages.txt and their dependencies, except MPI, which that build does not use (25 MB).
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-root=$(realpath -m "${1:?root.sh FOLDER}")
+root=$(realpath -m "${1:?root.sh DIR}")
 mapfile -t names < <(sed -n 's/^\(\(lib\|nlohmann\|zlib\)[^ ]*-dev\) .*/\1/p' "$here/../../packages.txt" | grep -v openmpi)
 mkdir -p "$root" "$root.debs"/{,lists/}partial
 from=(-o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State::Lists="$root.debs/lists" -o Dir::State::Status=/dev/null

@@ -192,7 +192,7 @@ std::vector<Tensor> results(const Op& op, const std::vector<Tensor>& operands, D
   for (int pass = 0; pass < passes; ++pass) {
     const Var y = op(v);
     out[0] = y.value();
-    backward(y, {.seed = drawn(y.shape(), DType::bfloat16, "dy").to(y.dtype())});
+    backward(y, {.seed = random_tensor(y.shape(), DType::bfloat16, "dy").to(y.dtype())});
   }
   for (const Var& operand : v) out.push_back(operand.grad());
   return out;
@@ -202,7 +202,7 @@ TEST(Composed, FusedOpsMatchSeparateOpsBeyondOneBlock) {
   for (const Composed& c : composed_ops()) {
     std::vector<Tensor> operands;
     for (const Shape& shape : c.operands)
-      operands.push_back(drawn(shape, DType::bfloat16, c.name + std::to_string(operands.size()), -1, 2));
+      operands.push_back(random_tensor(shape, DType::bfloat16, c.name + std::to_string(operands.size()), -1, 2));
     const std::vector<Tensor> expected = results(c.plain, operands, DType::float64, 1);
     for (const auto& [dtype, bound] :
          {std::pair(DType::float64, 1e-12), std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 2e-2)}) {

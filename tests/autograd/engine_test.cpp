@@ -27,18 +27,18 @@ namespace {
 
 using namespace test;
 
-Tensor numbers(std::initializer_list<double> v, const ArenaPtr& arena) {
+Tensor make_doubles(std::initializer_list<double> v, const ArenaPtr& arena) {
   return Tensor::of<double>(std::span(v.begin(), v.size()), {static_cast<int64_t>(v.size())}, arena);
 }
 std::vector<double> grad_values(const Var& v) { return v.grad().to_vector<double>(); }
 Var leaf(const Shape& shape, DType dtype, const char* name, const ArenaPtr& arena) {
-  return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
+  return Var(random_tensor(shape, dtype, name, 0.5, 1.5).to(arena), true);
 }
 using Doubles = std::vector<double>;
 
 TEST(Engine, AccumulatesGradientsOfAllUses) {
   const ArenaPtr arena = make_arena();
-  const Var x(numbers({1, 2, 3}, arena), true);
+  const Var x(make_doubles({1, 2, 3}, arena), true);
   const Var y = x * x + x * x * x;  // y' = 2x + 3x^2
   backward(sum(y));
   EXPECT_EQ(grad_values(x), (Doubles{5, 16, 33}));
@@ -46,7 +46,7 @@ TEST(Engine, AccumulatesGradientsOfAllUses) {
 
 TEST(Engine, AccumulatesOverBackwardPassesUntilCleared) {
   const ArenaPtr arena = make_arena();
-  Var x(numbers({1, 2}, arena), true);
+  Var x(make_doubles({1, 2}, arena), true);
   for (int i = 0; i < 3; ++i) backward(sum(x * x));
   EXPECT_EQ(grad_values(x), (Doubles{6, 12}));
   x.clear_grad();
@@ -58,7 +58,7 @@ TEST(Engine, AccumulatesOverBackwardPassesUntilCleared) {
 TEST(Engine, WritesIntoProvidedBufferAndZerosMissingGradients) {
   const ArenaPtr arena = make_arena();
   const Tensor flat = Tensor::zeros({5}, DType::float64, arena);
-  Var x(numbers({1, 2}, arena), true), unused(numbers({1, 2}, arena), true);
+  Var x(make_doubles({1, 2}, arena), true), unused(make_doubles({1, 2}, arena), true);
   flat.narrow(0, 3, 2).fill(7);
   set_grad_buffer(x, flat.narrow(0, 1, 2));
   set_grad_buffer(unused, flat.narrow(0, 3, 2));
@@ -70,7 +70,7 @@ TEST(Engine, WritesIntoProvidedBufferAndZerosMissingGradients) {
 
 TEST(Engine, HooksRunOnceAfterLastGradient) {
   const ArenaPtr arena = make_arena();
-  Var x(numbers({2}, arena), true), w(Tensor::of<double>(std::array{3.0}, {1, 1}, arena), true);
+  Var x(make_doubles({2}, arena), true), w(Tensor::of<double>(std::array{3.0}, {1, 1}, arena), true);
   Doubles seen;
   x.on_grad([&] { seen.push_back(grad_values(x)[0]); });
   backward(sum(x * x + x));
@@ -92,20 +92,20 @@ TEST(Engine, HooksRunOnceAfterLastGradient) {
 
 TEST(Engine, RejectsSecondBackward) {
   const ArenaPtr arena = make_arena();
-  const Var x(numbers({1, 2}, arena), true);
+  const Var x(make_doubles({1, 2}, arena), true);
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
   EXPECT_EQ(error_message([&] { backward(a); }),
             "[backward] second backward pass through 'sum': its saved tensors were freed; rerun the forward pass");
-  EXPECT_THROW(backward(b), Error);                         // through a traversed subgraph
-  EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // rejected calls changed nothing
-  EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph
+  EXPECT_THROW(backward(b), Error);                              // through a traversed subgraph
+  EXPECT_EQ(grad_values(x), (Doubles{2, 4}));                    // rejected calls changed nothing
+  EXPECT_THROW(backward(Var(make_doubles({1}, arena))), Error);  // no graph
 }
 
 TEST(Engine, RejectsWrongSeedShapeAndNonScalarRootWithoutSeed) {
   const ArenaPtr arena = make_arena();
-  const Var x(numbers({1, 2}, arena), true);
-  EXPECT_THROW(backward(x * x, {.seed = numbers({1, 1, 1}, arena)}), Error);
+  const Var x(make_doubles({1, 2}, arena), true);
+  EXPECT_THROW(backward(x * x, {.seed = make_doubles({1, 1, 1}, arena)}), Error);
   EXPECT_THROW(backward(x * x), Error);
   EXPECT_THROW(Var(Tensor::of<int32_t>(std::array{1}, {1}, arena), true), Error);
   const Var a(Tensor::zeros({4, 8}, DType::float64, arena), true),
@@ -116,7 +116,7 @@ TEST(Engine, RejectsWrongSeedShapeAndNonScalarRootWithoutSeed) {
 
 TEST(Engine, NoGradRecordsNoGraphAndFreesIntermediates) {
   const ArenaPtr arena = make_arena();
-  const Var x(numbers({1, 2}, arena), true);
+  const Var x(make_doubles({1, 2}, arena), true);
   const int64_t before = arena->total().live;
   {
     const NoGrad off;
@@ -147,22 +147,22 @@ TEST(Engine, CheckpointSavesOnlyInputsAndPreservesGradients) {
     arena->reset_peaks();
     const int64_t before = arena->total().live;
     const Var y = again ? checkpoint(block(w), {x}) : block(w)({x});
-    const int64_t kept = arena->total().live - before;
+    const int64_t retained = arena->total().live - before;
     backward(sum(y));
-    return std::tuple(x.grad().to_vector<float>(), w.grad().to_vector<float>(), kept);
+    return std::tuple(x.grad().to_vector<float>(), w.grad().to_vector<float>(), retained);
   };
-  const auto [dx, dw, kept] = run(false);
-  const auto [dx2, dw2, kept2] = run(true);
+  const auto [dx, dw, retained] = run(false);
+  const auto [dx2, dw2, retained2] = run(true);
   EXPECT_EQ(dx, dx2);
   EXPECT_EQ(dw, dw2);
-  EXPECT_EQ(kept2, 4000);  // the result; the input existed before
-  EXPECT_GT(kept, 6 * 4000);
+  EXPECT_EQ(retained2, 4000);  // the result; the input existed before
+  EXPECT_GT(retained, 6 * 4000);
   EXPECT_THROW(checkpoint(block(Var(one, true)), {Var(input)}), Error);
 }
 
 TEST(Engine, OpsOverwriteOnlyUnsharedTensors) {
   const ArenaPtr arena = make_arena();
-  const Var x(numbers({1, 2}, arena), true);
+  const Var x(make_doubles({1, 2}, arena), true);
   const Var doubled = scale(x, 2);
   const Var y = add(x, doubled);  // `doubled` is shared here
   EXPECT_EQ(doubled.value().to_vector<double>(), (Doubles{2, 4}));
@@ -223,7 +223,7 @@ struct Network {
       h = again ? checkpoint(f, {h}) : f({h});
     }
     const Var side = weights.at("unused") * weights.at("unused");  // in the graph, but receives no gradient
-    const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.give(0, g.output(0)); });
+    const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.set(0, g.output(0)); });
     return cross_entropy(linear(both[0], weights.at("table"), Var()), ids, 0.3).mean;
   }
 };
@@ -259,8 +259,8 @@ Result in_order(int microbatches, bool again) {
   return run_network(net, inputs);
 }
 
-// Forward, input-gradient and weight-gradient passes, each in ascending order, interleaved by `draw`.
-Result interleaved(int microbatches, bool again, const Philox& draw) {
+// Forward, input-gradient and weight-gradient passes, each in ascending order, interleaved by `sample`.
+Result interleaved(int microbatches, bool again, const Philox& sample) {
   Network net;
   std::vector<Var> inputs, losses;
   std::vector<std::unique_ptr<DeferredWeightGrads>> later;
@@ -268,7 +268,7 @@ Result interleaved(int microbatches, bool again, const Philox& draw) {
   int weights_done = 0;
   while (weights_done < microbatches) {
     const int f = static_cast<int>(losses.size()), i = static_cast<int>(later.size());
-    const uint64_t pick = draw.below(3, at++);
+    const uint64_t pick = sample.below(3, at++);
     if (pick == 0 && f < microbatches) {
       inputs.push_back(microbatch_input(net, f));
       losses.push_back(net.loss(inputs.back(), f, again));
@@ -352,7 +352,7 @@ std::vector<Tensor> run(const ArenaPtr& arena, DType dtype, const std::function<
 TEST(Residual, DeferredAddMatchesEagerAddForAnyFirstReader) {
   const auto arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
-    const auto whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
+    const auto plain = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
     const auto late = run(arena, dtype, [](const Var& x, Var y) { return add_residual(x, std::move(y)); });
     const auto early = run(arena, dtype, [](const Var& x, Var y) {
       Var s = add_residual(x, std::move(y));
@@ -367,20 +367,20 @@ TEST(Residual, DeferredAddMatchesEagerAddForAnyFirstReader) {
     const auto watched = run(arena, dtype, [&](const Var& x, Var y) {
       const Var s = add_residual(x, std::move(y)), same = on_backward(s, [&] { came_by = true; });
       EXPECT_TRUE(fusion::is_deferred(same));
-      EXPECT_TRUE(same_bits(same.value(), s.value()));
+      EXPECT_TRUE(bitwise_equal(same.value(), s.value()));
       return same;
     });
     EXPECT_TRUE(came_by);
-    for (const auto& other : {late, early, watched}) EXPECT_TRUE(same_bits(other, whole)) << to_string(dtype);
+    for (const auto& other : {late, early, watched}) EXPECT_TRUE(bitwise_equal(other, plain)) << to_string(dtype);
   }
 }
 
 TEST(Residual, MismatchedShapesOrDtypesAreAddedEagerly) {
   const auto arena = make_arena();
-  const Var x(drawn({4, 6}, DType::float32, "x").to(arena), true),
-      row(drawn({6}, DType::float32, "row").to(arena), true);
+  const Var x(random_tensor({4, 6}, DType::float32, "x").to(arena), true),
+      row(random_tensor({6}, DType::float32, "row").to(arena), true);
   EXPECT_FALSE(fusion::is_deferred(add_residual(x, row)));
-  EXPECT_TRUE(same_bits(add_residual(x, row).value(), add(x, row).value()));
+  EXPECT_TRUE(bitwise_equal(add_residual(x, row).value(), add(x, row).value()));
 }
 
 // A norm adds its gradient to the one accumulated for its input: the sum matches float64, and one rounding is saved
@@ -402,7 +402,7 @@ TEST(Residual, NormFusesResidualGradients) {
     const Doubles found = gradient(DType::bfloat16, through_input).to_vector<double>(), e = exact.to_vector<double>();
     for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], e[i], 0x1p-8 * std::abs(e[i]) + 1e-3) << i;
   }
-  EXPECT_TRUE(same_bits(gradient(DType::bfloat16, true), gradient(DType::bfloat16, false)));
+  EXPECT_TRUE(bitwise_equal(gradient(DType::bfloat16, true), gradient(DType::bfloat16, false)));
 }
 
 using ResidualGpu = test::OnGpu;
@@ -419,7 +419,7 @@ TEST_F(ResidualGpu, NormComputesBiasGradients) {
         Var y = linear(x, w, b);
         EXPECT_TRUE(fusion::row_sums_requested(y));
         if (!rides) y = reshape(y, y.shape());  // an op that does not forward row sums
-        const Var weights(drawn({2, 50, 24}, dtype, "weights").to(arena));
+        const Var weights(random_tensor({2, 50, 24}, dtype, "weights").to(arena));
         if (later) {
           const Var s = add_residual(r, std::move(y));
           EXPECT_EQ(fusion::row_sums_requested(s), rides);
@@ -430,7 +430,7 @@ TEST_F(ResidualGpu, NormComputesBiasGradients) {
         }
         return std::vector<Tensor>{b.grad(), w.grad(), r.grad(), gamma.grad()};
       };
-      EXPECT_TRUE(same_bits(bias_gradient(true), bias_gradient(false))) << to_string(dtype) << later;
+      EXPECT_TRUE(bitwise_equal(bias_gradient(true), bias_gradient(false))) << to_string(dtype) << later;
     }
 }
 
@@ -454,13 +454,13 @@ TEST_F(ResidualGpu, DeferredBiasGradientsDoNotUseGemm) {
   const int64_t fused = counted.fused - before;
   const std::vector<Tensor> later = gradients(true);
   EXPECT_EQ(counted.fused - before, 2 * fused);  // the sums of the layer before a reshape are always separate
-  EXPECT_TRUE(same_bits(later, at_once));
+  EXPECT_TRUE(bitwise_equal(later, at_once));
 }
 
 // If several gradients are accumulated, the row sums of one are not those of the total.
 TEST_F(ResidualGpu, IgnoresRowSumsOfPartialGradients) {
   const auto of = [&](const Shape& shape, const char* name) {
-    return Var(drawn(shape, DType::float32, name).to(arena), true);
+    return Var(random_tensor(shape, DType::float32, name).to(arena), true);
   };
   Var x = of({30, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), gamma = of({24}, "gamma");
   const Var y = linear(x, w, b);
@@ -470,7 +470,7 @@ TEST_F(ResidualGpu, IgnoresRowSumsOfPartialGradients) {
   const Var again = linear(x, w, b), more = scale(reshape(again, again.shape()), 2);
   b.clear_grad();
   backward(sum(norm(reshape(again, again.shape()), gamma, Var()) * more));
-  const Doubles one = test::numbers(found), two = test::numbers(b.grad());
+  const Doubles one = test::host_values(found), two = test::host_values(b.grad());
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], two[i], 1e-4 * std::abs(two[i]) + 1e-4) << i;
 }
 

@@ -30,8 +30,8 @@ const Sizes kSizes[] = {{96, 24, 70}, {65, 17, 33}, {127, 8, 301}, {20, 16, 50}}
 const DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float64};
 
 Tensor half_normal(const std::string& name, const Shape& shape, DType dtype, const ArenaPtr& arena) {
-  const Philox numbers = Philox::named(3, name);
-  return made(shape, dtype, arena, [&](size_t i) { return 0.5 * numbers.normal(i); });
+  const Philox random = Philox::named(3, name);
+  return made(shape, dtype, arena, [&](size_t i) { return 0.5 * random.normal(i); });
 }
 
 // A hidden state, a weight with a gradient buffer, and targets.
@@ -46,21 +46,21 @@ struct Head {
       : sizes(s),
         x(Var::input(half_normal("x", {s.rows, s.channels}, dtype, arena))),
         w(half_normal("w", {s.vocab, s.channels}, dtype, arena), true) {
-    draw_targets(0);
+    sample_targets(0);
     set_grad_buffer(w, Tensor::empty({s.vocab, s.channels}, grad_dtype, arena, Category::gradients));
     w.on_grad([this] { ++told; });
   }
-  void draw_targets(int64_t microbatch) {
-    const Philox numbers = Philox::named(5 + static_cast<uint64_t>(microbatch), "targets");
+  void sample_targets(int64_t microbatch) {
+    const Philox random = Philox::named(5 + static_cast<uint64_t>(microbatch), "targets");
     targets = made({sizes.rows}, DType::int32, arena, [&](size_t i) {
-      return i % 9 == 4 ? -1 : static_cast<int64_t>(numbers.below(static_cast<uint64_t>(sizes.vocab), i));
+      return i % 9 == 4 ? -1 : static_cast<int64_t>(random.below(static_cast<uint64_t>(sizes.vocab), i));
     });
   }
-  Loss fused(double scale = 0.3, int64_t most_bytes = 1) const {
-    return linear_cross_entropy(x, w, targets, scale, nullptr, most_bytes);
+  Loss fused(double scale = 0.3, int64_t max_bytes = 1) const {
+    return linear_cross_entropy(x, w, targets, scale, nullptr, max_bytes);
   }
   // The same with full logits: matmuls in the same blocks, then a loss.
-  Loss whole(double scale = 0.3) const { return cross_entropy(linear_by_rows(x, w, nullptr, 1), targets, scale); }
+  Loss unfused(double scale = 0.3) const { return cross_entropy(linear_by_rows(x, w, nullptr, 1), targets, scale); }
   std::vector<Tensor> gradients() const { return {x.grad(), w.grad()}; }
 };
 
@@ -71,15 +71,15 @@ TEST(Head, LossIsBitwiseEqualToFullLogits) {
       for (const DType grad_dtype : {wide, dtype}) {
         Head a(sizes, dtype, grad_dtype), b(sizes, dtype, grad_dtype);
         for (int microbatch = 0; microbatch < 3; ++microbatch) {  // the first overwrites, others accumulate
-          const Loss fused = a.fused(), whole = b.whole();
-          EXPECT_EQ(fused.loss_sum, whole.loss_sum);
-          EXPECT_EQ(fused.count, whole.count);
-          EXPECT_TRUE(same_bits(fused.mean.value(), whole.mean.value()));
+          const Loss fused = a.fused(), unfused = b.unfused();
+          EXPECT_EQ(fused.loss_sum, unfused.loss_sum);
+          EXPECT_EQ(fused.count, unfused.count);
+          EXPECT_TRUE(bitwise_equal(fused.mean.value(), unfused.mean.value()));
           backward(fused.mean);
-          backward(whole.mean);
-          EXPECT_TRUE(same_bits(a.gradients(), b.gradients())) << sizes.rows << " " << to_string(dtype);
+          backward(unfused.mean);
+          EXPECT_TRUE(bitwise_equal(a.gradients(), b.gradients())) << sizes.rows << " " << to_string(dtype);
           EXPECT_EQ(a.told, microbatch + 1);
-          for (Head* head : {&a, &b}) head->draw_targets(microbatch + 1);
+          for (Head* head : {&a, &b}) head->sample_targets(microbatch + 1);
         }
       }
     }
@@ -93,7 +93,7 @@ TEST(Head, AgreesWithSingleMatmul) {
     EXPECT_EQ(fused.loss_sum, plain.loss_sum);
     backward(fused.mean);
     backward(plain.mean);
-    EXPECT_TRUE(same_bits(a.x.grad(), b.x.grad()));
+    EXPECT_TRUE(bitwise_equal(a.x.grad(), b.x.grad()));
     const std::vector<double> x = a.w.grad().to_vector<double>(), y = b.w.grad().to_vector<double>();
     for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], y[i], 1e-14);
   }
@@ -108,7 +108,7 @@ struct PlainHead {
 PlainHead reference_head(const Head& h, double scale) {
   const auto rows = static_cast<size_t>(h.sizes.rows), c = static_cast<size_t>(h.sizes.channels),
              vocab = static_cast<size_t>(h.sizes.vocab);
-  const std::vector<double> x = numbers(h.x.value()), w = numbers(h.w.value());
+  const std::vector<double> x = host_values(h.x.value()), w = host_values(h.w.value());
   PlainHead out{0, std::vector<double>(x.size()), std::vector<double>(w.size()), out.dx, out.dw};
   std::vector<double> p(vocab);
   for (size_t i = 0; i < rows; ++i) {
@@ -132,11 +132,11 @@ PlainHead reference_head(const Head& h, double scale) {
   return out;
 }
 double worst(const Tensor& found, const std::vector<double>& exact, const std::vector<double>& terms) {
-  const std::vector<double> y = numbers(found);
-  double most = 0;
+  const std::vector<double> y = host_values(found);
+  double max_error = 0;
   for (size_t i = 0; i < exact.size(); ++i)
-    most = std::max(most, std::abs(y[i] - exact[i]) / std::max(terms[i], 1e-30));
-  return most;
+    max_error = std::max(max_error, std::abs(y[i] - exact[i]) / std::max(terms[i], 1e-30));
+  return max_error;
 }
 
 // GPT-2's vocabulary: a row of logits has 12 full blocks of 4,096 and a partial one, and the contributions of later row
@@ -149,7 +149,7 @@ TEST(Head, LargeVocabulariesMatchReferenceLoops) {
       const double bound = dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 5e-6 : 2e-2;
       Head h({fused ? 67 : 66, 23, 50257}, dtype, accum_dtype(dtype));
       const PlainHead expected = reference_head(h, 0.3);
-      const Loss loss = fused ? h.fused() : h.whole();
+      const Loss loss = fused ? h.fused() : h.unfused();
       EXPECT_NEAR(loss.loss_sum, expected.loss, 0.1 * bound * expected.loss);
       backward(loss.mean);
       EXPECT_LE(worst(h.x.grad(), expected.dx, expected.dx_terms), bound);
@@ -165,14 +165,14 @@ TEST(Head, GradientsScaleWithSeed) {
     backward(b.fused(-1.2).mean);
     for (size_t i = 0; i < 2; ++i) {  // zeros may differ in sign
       EXPECT_EQ(a.gradients()[i].describe(), b.gradients()[i].describe());
-      EXPECT_EQ(numbers(a.gradients()[i]), numbers(b.gradients()[i]));
+      EXPECT_EQ(host_values(a.gradients()[i]), host_values(b.gradients()[i]));
     }
   }
 }
 
 TEST(Head, NoGradComputesOnlyLoss) {
   Head a(kSizes[0], DType::float32, DType::float32);
-  const double expected = a.whole().loss_sum;
+  const double expected = a.unfused().loss_sum;
   const NoGrad no_grad;
   a.w.grad();
   const int64_t before = a.arena->total().live;
@@ -185,11 +185,11 @@ TEST(Head, NoGradComputesOnlyLoss) {
 // Gradients of only one operand.
 TEST(Head, ComputesOnlyRequestedGradients) {
   Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
-  backward(a.whole().mean);
+  backward(a.unfused().mean);
   backward(linear_cross_entropy(b.x, Var(b.w.value()), b.targets, 0.3, nullptr, 1).mean);
-  EXPECT_TRUE(same_bits(a.x.grad(), b.x.grad()));
+  EXPECT_TRUE(bitwise_equal(a.x.grad(), b.x.grad()));
   backward(linear_cross_entropy(Var(b.x.value()), b.w, b.targets, 0.3, nullptr, 1).mean);
-  EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));
+  EXPECT_TRUE(bitwise_equal(a.w.grad(), b.w.grad()));
 }
 
 // Precomputed values in the parameter's buffer are neither visible nor lost.
@@ -220,7 +220,7 @@ TEST(Head, InterleavedPassesMatchSequentialPasses) {
         Head a(kSizes[0], DType::bfloat16, grad_dtype), b(kSizes[0], DType::bfloat16, grad_dtype);
         std::vector<Var> losses;
         for (int i = 0; i < 3; ++i) {
-          a.draw_targets(i);
+          a.sample_targets(i);
           losses.push_back(a.fused().mean);
         }
         DeferredWeightGrads later;
@@ -231,10 +231,10 @@ TEST(Head, InterleavedPassesMatchSequentialPasses) {
         later.run();
         EXPECT_EQ(a.told, 3);
         for (const int i : order) {
-          b.draw_targets(i);
-          backward(b.whole().mean);
+          b.sample_targets(i);
+          backward(b.unfused().mean);
         }
-        EXPECT_TRUE(same_bits(a.gradients(), b.gradients())) << deferred;
+        EXPECT_TRUE(bitwise_equal(a.gradients(), b.gradients())) << deferred;
       }
 }
 
@@ -254,7 +254,7 @@ TEST(Head, SupportsTiedWeights) {
   for (int microbatch = 0; microbatch < 2; ++microbatch) {
     pass(a, true);
     pass(b, false);
-    EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad())) << microbatch;
+    EXPECT_TRUE(bitwise_equal(a.w.grad(), b.w.grad())) << microbatch;
   }
 }
 
@@ -264,13 +264,13 @@ TEST(Head, SupportsNonLeafWeights) {
   provide_grad(a.w,
                [&] { set_grad_buffer(a.w, Tensor::empty(a.w.shape(), DType::float32, a.arena, Category::gradients)); });
   backward(a.fused().mean);
-  backward(b.whole().mean);
-  EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));
+  backward(b.unfused().mean);
+  EXPECT_TRUE(bitwise_equal(a.w.grad(), b.w.grad()));
   a.w.clear_grad();
   b.w.clear_grad();
   backward(linear_cross_entropy(a.x, scale(a.w, 2), a.targets, 0.3, nullptr, 1).mean);
   backward(cross_entropy(linear_by_rows(b.x, scale(b.w, 2), nullptr, 1), b.targets, 0.3).mean);
-  EXPECT_TRUE(same_bits(a.w.grad(), b.w.grad()));
+  EXPECT_TRUE(bitwise_equal(a.w.grad(), b.w.grad()));
 }
 
 TEST(Head, RejectsMismatchedArguments) {
@@ -333,14 +333,16 @@ TEST(Head, RowBlocksHaveEqualSizesIfPossible) {
 TEST(ExpertOps, RowsAreBitwiseIndependentOfOtherRows) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
-    const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");
+    const Tensor x = random_tensor({97, 70}, dtype, "x"), w = random_tensor({45, 70}, dtype, "w"),
+                 dy = random_tensor({97, 45}, dtype, "dy");
     const Tensor y = grouped_linear(x, {{w, 97}}), dx = grouped_linear_input_grad(dy, {{w, 97}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {96, 1}, {13, 50}, {40, 7}, {20, 0}}) {
       const std::vector<GemmGroup> one{{w, count}};
-      EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), one), y.narrow(0, first, count)));
-      EXPECT_TRUE(same_bits(grouped_linear_input_grad(dy.narrow(0, first, count), one), dx.narrow(0, first, count)));
+      EXPECT_TRUE(bitwise_equal(grouped_linear(x.narrow(0, first, count), one), y.narrow(0, first, count)));
+      EXPECT_TRUE(
+          bitwise_equal(grouped_linear_input_grad(dy.narrow(0, first, count), one), dx.narrow(0, first, count)));
     }
-    const Tensor dw = drawn({45, 70}, accum_dtype(dtype), "before");
+    const Tensor dw = random_tensor({45, 70}, accum_dtype(dtype), "before");
     grouped_linear_weight_grads({{dw, 0}}, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
     EXPECT_EQ(dw.to(DType::float64).to_vector<double>(), std::vector<double>(45 * 70, 0.0));  // the sum over no rows
   }
@@ -356,12 +358,12 @@ enum class How : uint8_t { at_once, later, one_by_one };
 
 Passes two_passes(DType dtype, How how) {
   const std::vector<int64_t> counts{3, 0, 5, 1, 4, 0};
-  const auto weight = [&](const std::string& name) { return drawn({7, 20}, dtype, name); };
+  const auto weight = [&](const std::string& name) { return random_tensor({7, 20}, dtype, name); };
   Var trained(weight("a"), true), below(weight("c"), true);
   Passes out;
   trained.on_grad([&] { ++out.hooks; });
   for (const char* const pass : {"first", "second"}) {
-    const Var x(drawn({13, 20}, dtype, pass), true);
+    const Var x(random_tensor({13, 20}, dtype, pass), true);
     const std::vector<Var> w{trained, Var(weight("b")), scale(below, 0.5)};
     Var y;
     if (how == How::one_by_one) {  // backward visits nodes from newest to oldest
@@ -373,7 +375,7 @@ Passes two_passes(DType dtype, How how) {
       y = grouped_linear(x, w, counts);
     }
     DeferredWeightGrads later;
-    backward(y, {.seed = drawn({13, 7}, dtype, "dy"), .defer = how == How::later ? &later : nullptr});
+    backward(y, {.seed = random_tensor({13, 7}, dtype, "dy"), .defer = how == How::later ? &later : nullptr});
     if (how == How::later) {
       EXPECT_FALSE(later.empty());
       later.run();
@@ -390,7 +392,7 @@ TEST(ExpertOps, GroupedGemmIsBitwiseEqualToSeparateGemms) {
     for (const How how : {How::at_once, How::later}) {
       const Passes passes = two_passes(dtype, how);
       EXPECT_EQ(passes.hooks, 2);
-      EXPECT_TRUE(same_bits(passes.found, expected.found)) << to_string(dtype);
+      EXPECT_TRUE(bitwise_equal(passes.found, expected.found)) << to_string(dtype);
     }
   }
 }
@@ -421,7 +423,7 @@ double router_losses(const std::vector<double>& logits, int64_t experts, const R
 
 TEST(ExpertOps, RouterLossGradientsMatchFiniteDifferences) {
   const int64_t experts = 5;
-  const Tensor logits = drawn({12, experts}, DType::float64, "logits");
+  const Tensor logits = random_tensor({12, experts}, DType::float64, "logits");
   const RouteOptions o{.per_token = 2, .sequences = 3, .capacity = 1, .balance = 0.7, .z = 0.3};
   const Routed routed = route(logits, o);
   EXPECT_GT(routed.dropped, 0);
@@ -442,11 +444,11 @@ TEST(ExpertOps, RouterLossGradientsMatchFiniteDifferences) {
 }
 
 TEST(ExpertOps, RejectsMismatchedArguments) {
-  const Tensor logits = drawn({6, 3}, DType::float32, "logits");
+  const Tensor logits = random_tensor({6, 3}, DType::float32, "logits");
   EXPECT_THROW(route(logits, {.per_token = 4}), Error);
   EXPECT_THROW(route(logits, {.per_token = 1, .sequences = 4}), Error);
-  const Tensor w = drawn({4, 3}, DType::float32, "w");
-  EXPECT_THROW(grouped_linear(logits, {{drawn({3, 2}, DType::float32, "w"), 6}}), Error);
+  const Tensor w = random_tensor({4, 3}, DType::float32, "w");
+  EXPECT_THROW(grouped_linear(logits, {{random_tensor({3, 2}, DType::float32, "w"), 6}}), Error);
   EXPECT_THROW(grouped_linear(logits, {{w.to(DType::float64), 6}}), Error);
   EXPECT_THROW(grouped_linear(logits, {{w, 5}}), Error);
   EXPECT_THROW(grouped_linear(logits, std::vector<GemmGroup>()), Error);

@@ -30,9 +30,9 @@ std::vector<double> reference_linear(const std::vector<double>& x, const std::ve
 }
 
 // Occasionally enough rows for several threads.
-Shape rows_shape(Random& random, int64_t least = 1) {
+Shape rows_shape(Random& random, int64_t min_dim = 1) {
   const int64_t rows = random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9);
-  return {rows, std::max(least, random.choose<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
+  return {rows, std::max(min_dim, random.choose<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
 }
 
 std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<double>& gamma,
@@ -51,7 +51,7 @@ std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<do
 }
 
 template <bool kCenter>
-Problem draw_norm(Random& random) {
+Problem sample_norm(Random& random) {
   // A row of one element has too much curvature near 0 for finite differences.
   const Shape s = rows_shape(random, 3), c{s[1]};
   std::vector<Operand> operands{{s, -2, 3}, {c, 0.5, 1.5}};
@@ -61,7 +61,7 @@ Problem draw_norm(Random& random) {
           [](const Values& v) { return norm_rows(v[0], v[1], kCenter ? &v[2] : nullptr); }, true};
 }
 
-Problem draw_add_norm(Random& random) {
+Problem sample_add_norm(Random& random) {
   const Shape s = rows_shape(random, 3), c{s[1]};
   const bool centered = random.between(0, 1) == 1;
   // Both outputs are used, and y is an unshared result that may be overwritten.
@@ -93,7 +93,7 @@ std::vector<double> softmax_rows(const std::vector<double>& x, size_t n, bool lo
 }
 
 template <bool kLog>
-Problem draw_softmax(Random& random) {
+Problem sample_softmax(Random& random) {
   const Shape s = rows_shape(random);
   return {{{s, -4, 4}},
           [](const std::vector<Var>& v) { return kLog ? log_softmax(v[0]) : softmax(v[0]); },
@@ -101,7 +101,7 @@ Problem draw_softmax(Random& random) {
           true};
 }
 
-Problem draw_bias_gelu(Random& random) {
+Problem sample_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
   const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
@@ -115,7 +115,7 @@ Problem draw_bias_gelu(Random& random) {
       true};
 }
 
-Problem draw_swiglu(Random& random) {
+Problem sample_swiglu(Random& random) {
   const Shape half = rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
   const auto kind = random.choose<Activation>({Activation::gelu, Activation::gelu_erf, Activation::silu});
@@ -131,7 +131,7 @@ Problem draw_swiglu(Random& random) {
       true};
 }
 
-Problem draw_gelu_mlp(Random& random) {
+Problem sample_gelu_mlp(Random& random) {
   const int64_t rows = random.between(1, 40), in = random.choose<int64_t>({1, 5, 16}),
                 hidden = random.choose<int64_t>({1, 8, 24}), out = random.choose<int64_t>({1, 7, 16});
   const bool recompute = random.between(0, 1) == 1;
@@ -149,13 +149,13 @@ Problem draw_gelu_mlp(Random& random) {
           true};
 }
 
-Tensor draw_ids(Random& random, const Shape& shape, int64_t below) {
+Tensor sample_ids(Random& random, const Shape& shape, int64_t below) {
   return made(shape, DType::int32, make_arena(), [&](size_t) { return random.between(0, below - 1); });
 }
 
-Problem draw_embedding(Random& random) {
+Problem sample_embedding(Random& random) {
   const Shape table{random.between(2, 40), random.between(1, 130)};
-  const Tensor ids = draw_ids(random, {random.between(1, 4), random.between(1, 20)}, table[0]);
+  const Tensor ids = sample_ids(random, {random.between(1, 4), random.between(1, 20)}, table[0]);
   return {{{table}},
           [ids](const std::vector<Var>& v) { return embedding(ids, v[0]); },
           [ids, c = static_cast<size_t>(table[1])](const Values& v) {
@@ -165,7 +165,7 @@ Problem draw_embedding(Random& random) {
           }};
 }
 
-Problem draw_dropout(Random& random) {
+Problem sample_dropout(Random& random) {
   const Shape s{random.between(1, 3), random.between(1, 7), random.between(1, 19)};
   const double p = random.choose({0.0, 0.1, 0.5});
   const DropoutTile tile{.random = Philox(77), .step = 5, .first_sequence = random.between(0, 9), .positions = {}};
@@ -189,9 +189,9 @@ std::vector<double> compute_loss(const std::vector<double>& logits, const Tensor
   return {0.25 * total};
 }
 
-Problem draw_cross_entropy(Random& random) {
+Problem sample_cross_entropy(Random& random) {
   const int64_t rows = random.between(1, 9), vocab = random.choose<int64_t>({2, 17, 65, 4096, 4099, 9001});
-  const Tensor targets = draw_ids(random, {rows}, vocab);
+  const Tensor targets = sample_ids(random, {rows}, vocab);
   if (rows > 1) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
   return {{{Shape{rows, vocab}, -3, 3}},
           [targets](const std::vector<Var>& v) { return cross_entropy(scale(v[0], 1), targets, 0.25).mean; },
@@ -199,10 +199,10 @@ Problem draw_cross_entropy(Random& random) {
 }
 
 // Half of the problems have more rows than a block; block sizes may or may not divide the rows.
-Problem draw_linear_cross_entropy(Random& random) {
+Problem sample_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
   const int64_t channels = random.between(1, 20), vocab = random.choose<int64_t>({2, 17, 65});
-  const Tensor targets = draw_ids(random, {rows}, vocab);
+  const Tensor targets = sample_ids(random, {rows}, vocab);
   for (int64_t i = 0; i < rows; i += 7) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
   return {
       {{Shape{rows, channels}, -1, 1}, {Shape{vocab, channels}, -1, 1}},
@@ -217,7 +217,7 @@ Problem draw_linear_cross_entropy(Random& random) {
 
 // Matmuls and attention.
 
-Problem draw_matmul(Random& random) {
+Problem sample_matmul(Random& random) {
   const int64_t m = random.between(1, 40), k = random.between(1, 70), n = random.between(1, 50),
                 batch = random.between(1, 3);
   const bool shared = random.between(0, 1) == 1;
@@ -236,7 +236,7 @@ Problem draw_matmul(Random& random) {
           true};
 }
 
-Problem draw_linear(Random& random) {
+Problem sample_linear(Random& random) {
   const int64_t b = random.between(1, 4), t = random.between(1, 20), in = random.between(1, 70),
                 out = random.between(1, 50);
   const bool packed = random.between(0, 1) == 1;
@@ -294,7 +294,7 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
   return y;
 }
 
-AttentionOptions draw_options(Random& random) {
+AttentionOptions sample_options(Random& random) {
   AttentionOptions o;
   o.causal = random.between(0, 3) != 0;
   if (random.between(0, 1) == 1) {
@@ -307,7 +307,7 @@ AttentionOptions draw_options(Random& random) {
 }
 
 // Each query attends to keys from a random one on, to none, or within a window.
-void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
+void sample_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.window = random.choose<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
   o.starts = made({s.b, s.tq}, DType::int32, make_arena(),
@@ -318,13 +318,13 @@ AttentionOptions beside(AttentionOptions o, const Var& x) {
   return o;
 }
 
-Problem draw_attention(Random& random) {
+Problem sample_attention(Random& random) {
   Sizes s{random.between(1, 2), 0, random.choose<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
           random.choose<int64_t>({1, 4, 16, 33})};
   s.tq = random.between(0, 1) == 1 ? s.tk : random.between(1, s.tk);
   s.k = s.h;
   s.h *= random.between(1, 3);
-  AttentionOptions o = draw_options(random);
+  AttentionOptions o = sample_options(random);
   if (o.dropout > 0 && random.between(0, 1) == 1) {
     o.first_head = random.between(0, 3);
     o.heads_total = o.first_head + s.h + random.between(0, 2);
@@ -332,27 +332,27 @@ Problem draw_attention(Random& random) {
     o.first_query = random.between(-1, 50);
     o.tokens_total = s.tk + 50 + random.between(0, 9);
   }
-  draw_starts(random, s, o);
+  sample_starts(random, s, o);
   const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {
             // The last dim must be contiguous: operands with other strides are copied within the graph.
-            const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
-            return attention(whole(v[0]), whole(v[1]), whole(v[2]), beside(o, v[0]));
+            const auto reshaped = [](const Var& x) { return reshape(x, x.shape()); };
+            return attention(reshaped(v[0]), reshaped(v[1]), reshaped(v[2]), beside(o, v[0]));
           },
           [=](const Values& v) { return attend(v, s, o); },
           o.dropout == 0 && !o.starts.defined()};
 }
 
 template <bool kGrouped>
-Problem draw_packed_attention(Random& random) {
+Problem sample_packed_attention(Random& random) {
   const int64_t keys = random.between(1, 3), d = random.choose<int64_t>({2, 8, 20});
   const Heads heads{kGrouped ? keys * random.between(2, 3) : keys, keys};
   const Sizes s{random.between(1, 3), 0, random.choose<int64_t>({3, 64, 90}), heads.query, d};
   const Sizes self{s.b, s.tk, s.tk, heads.query, d, heads.key};
-  AttentionOptions o = draw_options(random);
+  AttentionOptions o = sample_options(random);
   o.causal = true;
-  draw_starts(random, self, o);
+  sample_starts(random, self, o);
   return {
       {{Shape{s.b, s.tk, heads.packed() * d}}},
       [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), heads, beside(o, v[0])); },
@@ -370,7 +370,7 @@ Problem draw_packed_attention(Random& random) {
 // Preparation of heads before attention.
 
 // Contiguous or arbitrary positions, equal for all sequences or not.
-Problem draw_rotate(Random& random) {
+Problem sample_rotate(Random& random) {
   const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
                 d = 2 * random.choose<int64_t>({1, 3, 8, 20}),
                 width = heads * d + random.choose<int64_t>({0, 3, 2 * d});
@@ -412,7 +412,7 @@ Problem draw_rotate(Random& random) {
           !each};
 }
 
-Problem draw_norm_heads(Random& random) {
+Problem sample_norm_heads(Random& random) {
   const int64_t b = random.between(1, 2), t = random.between(1, 20), d = random.choose<int64_t>({3, 8, 33}),
                 keys = random.between(1, 2);
   const Heads heads{keys * random.between(1, 3), keys};
@@ -439,7 +439,7 @@ Problem draw_norm_heads(Random& random) {
 // Mixture of experts.
 
 // Rows of one or several sources; some rows are unassigned.
-Problem draw_linear_rows(Random& random) {
+Problem sample_linear_rows(Random& random) {
   const int64_t in = random.between(1, 300), out = random.between(1, 90), weights = random.between(1, 4);
   std::vector<int64_t> counts;
   for (int64_t g = weights * random.between(1, 3); g > 0; --g)
@@ -465,7 +465,7 @@ Problem draw_linear_rows(Random& random) {
 }
 
 // Experts that multiply by 1, 2, 3, ...: from logits and x to the weighted sum.
-Problem draw_mixture(Random& random) {
+Problem sample_mixture(Random& random) {
   const int64_t sequences = random.between(1, 3), length = random.between(1, 9), n = sequences * length,
                 experts = random.between(1, 7), k = random.between(1, experts), c = random.choose<int64_t>({1, 5, 300}),
                 capacity = random.choose<int64_t>({0, 0, 1, 3});
@@ -504,27 +504,27 @@ Problem draw_mixture(Random& random) {
 }  // namespace
 
 void add_rows(std::vector<OpRow>& table) {
-  table.insert(table.end(), {{"layer_norm", draw_norm<true>},
-                             {"rms_norm", draw_norm<false>},
-                             {"add_norm", draw_add_norm},
-                             {"softmax", draw_softmax<false>},
-                             {"log_softmax", draw_softmax<true>},
-                             {"bias_gelu", draw_bias_gelu},
-                             {"swiglu", draw_swiglu},
-                             {"gelu_mlp", draw_gelu_mlp},
-                             {"embedding", draw_embedding},
-                             {"dropout", draw_dropout},
-                             {"cross_entropy", draw_cross_entropy},
-                             {"linear_cross_entropy", draw_linear_cross_entropy},
-                             {"matmul", draw_matmul},
-                             {"linear", draw_linear},
-                             {"attention", draw_attention},
-                             {"packed_attention", draw_packed_attention<false>},
-                             {"grouped_attention", draw_packed_attention<true>},
-                             {"rotate", draw_rotate},
-                             {"norm_heads", draw_norm_heads},
-                             {"grouped_linear", draw_linear_rows},
-                             {"mixture", draw_mixture}});
+  table.insert(table.end(), {{"layer_norm", sample_norm<true>},
+                             {"rms_norm", sample_norm<false>},
+                             {"add_norm", sample_add_norm},
+                             {"softmax", sample_softmax<false>},
+                             {"log_softmax", sample_softmax<true>},
+                             {"bias_gelu", sample_bias_gelu},
+                             {"swiglu", sample_swiglu},
+                             {"gelu_mlp", sample_gelu_mlp},
+                             {"embedding", sample_embedding},
+                             {"dropout", sample_dropout},
+                             {"cross_entropy", sample_cross_entropy},
+                             {"linear_cross_entropy", sample_linear_cross_entropy},
+                             {"matmul", sample_matmul},
+                             {"linear", sample_linear},
+                             {"attention", sample_attention},
+                             {"packed_attention", sample_packed_attention<false>},
+                             {"grouped_attention", sample_packed_attention<true>},
+                             {"rotate", sample_rotate},
+                             {"norm_heads", sample_norm_heads},
+                             {"grouped_linear", sample_linear_rows},
+                             {"mixture", sample_mixture}});
 }
 
 }  // namespace tessera::test

@@ -52,7 +52,7 @@ size_t source(size_t element, const Shape& shape, const Shape& operand) {
 }
 
 template <class Op>
-Problem draw_unary(Random& random) {
+Problem sample_unary(Random& random) {
   const Shape shape = random.shape(static_cast<int>(random.between(1, 3)), 37);
   return {{{shape, Op::low, Op::high}},
           [](const std::vector<Var>& v) { return unary<Op>(v[0]); },
@@ -77,13 +77,13 @@ Problem broadcast_problem(Random& random, Binary f, double low, double high,
 }
 
 template <class Op>
-Problem draw_binary(Random& random) {
+Problem sample_binary(Random& random) {
   const bool divides = std::string(Op::name) == "div";
   return broadcast_problem(random, kBinary.at(Op::name), divides ? 0.3 : -3, 3,
                            [](const std::vector<Var>& v) { return binary<Op>(v[0], v[1]); });
 }
 
-Problem draw_transpose(Random& random) {
+Problem sample_transpose(Random& random) {
   const Shape s = random.shape(3, 9);
   return {{{s}},
           [](const std::vector<Var>& v) { return transpose(v[0], 0, 2); },
@@ -96,7 +96,7 @@ Problem draw_transpose(Random& random) {
           }};
 }
 
-Problem draw_narrow(Random& random) {
+Problem sample_narrow(Random& random) {
   const Shape s = random.shape(2, 15);
   const int64_t start = random.between(0, s[1] - 1), length = random.between(1, s[1] - start);
   return {{{s}},
@@ -109,7 +109,7 @@ Problem draw_narrow(Random& random) {
           }};
 }
 
-Problem draw_add_columns(Random& random) {
+Problem sample_add_columns(Random& random) {
   const Shape s = random.shape(2, 15);
   const int64_t first = random.between(0, s[1] - 1), width = random.between(1, s[1] - first);
   return {{{s}, {{s[0], width}}},
@@ -123,7 +123,7 @@ Problem draw_add_columns(Random& random) {
           }};
 }
 
-Problem draw_reshape(Random& random) {
+Problem sample_reshape(Random& random) {
   const Shape s = random.shape(3, 9);
   return {{{s}},
           [](const std::vector<Var>& v) {
@@ -132,14 +132,14 @@ Problem draw_reshape(Random& random) {
           [](const Values& v) { return v[0]; }};
 }
 
-Problem draw_sum(Random& random) {
+Problem sample_sum(Random& random) {
   const Shape s = random.shape(2, 40);
   return {{{s, 0.5, 1.5}},
           [](const std::vector<Var>& v) { return sum(v[0]); },
           [](const Values& v) { return std::vector{std::accumulate(v[0].begin(), v[0].end(), 0.0)}; }};
 }
 
-Problem draw_scale(Random& random) {
+Problem sample_scale(Random& random) {
   const Shape s = random.shape(2, 40);
   return {{{s}},
           [](const std::vector<Var>& v) { return scale(v[0], 2.5); },
@@ -150,18 +150,18 @@ Problem draw_scale(Random& random) {
 }  // namespace
 
 void add_elementwise_rows(std::vector<OpRow>& table) {
-  UnaryOps::for_each([&](auto op) { table.push_back({decltype(op)::name, draw_unary<decltype(op)>}); });
-  BinaryOps::for_each([&](auto op) { table.push_back({decltype(op)::name, draw_binary<decltype(op)>}); });
+  UnaryOps::for_each([&](auto op) { table.push_back({decltype(op)::name, sample_unary<decltype(op)>}); });
+  BinaryOps::for_each([&](auto op) { table.push_back({decltype(op)::name, sample_binary<decltype(op)>}); });
   table.push_back({"add in place", [](Random& random) {
                      return broadcast_problem(random, kBinary.at("add"), -3, 3,
                                               [](const std::vector<Var>& v) { return add(v[0], scale(v[1], 1)); });
                    }});
-  table.insert(table.end(), {{"transpose", draw_transpose},
-                             {"narrow", draw_narrow},
-                             {"add_columns", draw_add_columns},
-                             {"reshape", draw_reshape},
-                             {"sum", draw_sum},
-                             {"scale", draw_scale}});
+  table.insert(table.end(), {{"transpose", sample_transpose},
+                             {"narrow", sample_narrow},
+                             {"add_columns", sample_add_columns},
+                             {"reshape", sample_reshape},
+                             {"sum", sample_sum},
+                             {"scale", sample_scale}});
 }
 
 }  // namespace tessera::test

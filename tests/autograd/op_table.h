@@ -26,9 +26,9 @@ class Random {
     return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
   }
   // A shape with the given number of dimensions; sizes up to `most`, often 1 and often odd.
-  Shape shape(int rank, int64_t most) {
+  Shape shape(int rank, int64_t max_dim) {
     Shape s;
-    for (int i = 0; i < rank; ++i) s.push_back(between(0, 5) == 0 ? 1 : between(1, most));
+    for (int i = 0; i < rank; ++i) s.push_back(between(0, 5) == 0 ? 1 : between(1, max_dim));
     return s;
   }
 
@@ -55,7 +55,7 @@ struct Problem {
 
 struct OpRow {
   std::string name;
-  std::function<Problem(Random&)> draw;
+  std::function<Problem(Random&)> sample;
 };
 
 inline double reference_activation(double x, Activation kind) {

@@ -31,11 +31,11 @@ std::vector<OpRow> op_table() {
 }
 
 // Operand values that are exact in `dtype`.
-Values draw_values(const Problem& p, DType dtype, Random& random) {
+Values random_values(const Problem& p, DType dtype, Random& random) {
   Values values;
   for (const Operand& o : p.operands) {
-    const auto drawn = [&](size_t) { return random.uniform(o.low, o.high); };
-    values.push_back(numbers(made(o.shape, dtype, make_arena(), drawn)));
+    const auto random_tensor = [&](size_t) { return random.uniform(o.low, o.high); };
+    values.push_back(host_values(made(o.shape, dtype, make_arena(), random_tensor)));
   }
   return values;
 }
@@ -52,9 +52,9 @@ Tensor strided(const Tensor& t) {
   Shape padded = t.shape();
   std::swap(padded[0], padded[1]);
   padded[0] += 2;
-  Tensor whole = t.make(padded);
-  whole.fill(9);
-  Tensor view = whole.narrow(0, 1, t.dim(1)).transpose(0, 1);
+  Tensor full = t.make(padded);
+  full.fill(9);
+  Tensor view = full.narrow(0, 1, t.dim(1)).transpose(0, 1);
   view.copy_from(t);
   return view;
 }
@@ -90,20 +90,21 @@ double weighted(const std::vector<double>& y) {
   return sum;
 }
 
-bool same_bits(const Outcome& a, const Outcome& b) {
-  bool same = same_bits(a.value, b.value) && a.grads.size() == b.grads.size();
+bool bitwise_equal(const Outcome& a, const Outcome& b) {
+  bool same = bitwise_equal(a.value, b.value) && a.grads.size() == b.grads.size();
   for (size_t i = 0; same && i < a.grads.size(); ++i)
-    same = a.grads[i].defined() == b.grads[i].defined() && (!a.grads[i].defined() || same_bits(a.grads[i], b.grads[i]));
+    same = a.grads[i].defined() == b.grads[i].defined() &&
+           (!a.grads[i].defined() || bitwise_equal(a.grads[i], b.grads[i]));
   return same;
 }
 
 // Calls f for fixed random problems of each op.
 void for_each_problem(const std::vector<OpRow>& table, const std::function<void(const Problem&, Random&)>& f) {
-  constexpr uint64_t kDraws = 16;  // random problems per op
+  constexpr uint64_t kSamples = 16;  // random problems per op
   for (const OpRow& row : table)
-    for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    for (uint64_t seed = 0; seed < kSamples; ++seed) {
       Random random(seed);
-      Problem p = row.draw(random);
+      Problem p = row.sample(random);
       p.name = row.name;
       std::string what = row.name + " #" + std::to_string(seed);
       for (const Operand& o : p.operands) what += " " + o.shape.str();
@@ -126,9 +127,9 @@ TEST(OpTable, ValuesMatchReference) {
     for (const auto& [dtype, tolerance] :
          {std::pair(DType::float64, 1e-12), std::pair(DType::float32, 2e-6), std::pair(DType::bfloat16, 1.5e-2)}) {
       const ArenaPtr arena = make_arena();
-      const Values values = draw_values(p, dtype, random);
+      const Values values = random_values(p, dtype, random);
       const std::vector<double> expected = p.reference(values);
-      const std::vector<double> found = numbers(run_op(p, make_tensors(p, values, dtype, arena)));
+      const std::vector<double> found = host_values(run_op(p, make_tensors(p, values, dtype, arena)));
       ASSERT_EQ(found.size(), expected.size());
       EXPECT_LT(distance(found, expected, 1e-3), tolerance) << to_string(dtype);
     }
@@ -138,11 +139,11 @@ TEST(OpTable, ValuesMatchReference) {
 TEST(OpTable, GradientsMatchFiniteDifferencesOfReference) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     const ArenaPtr arena = make_arena();
-    Values values = draw_values(p, DType::float64, random);
+    Values values = random_values(p, DType::float64, random);
     const Outcome outcome = run(p, make_tensors(p, values, DType::float64, arena));
     for (size_t o = 0; o < values.size(); ++o) {
       ASSERT_TRUE(outcome.grads[o].defined()) << "operand " << o;
-      const std::vector<double> grad = numbers(outcome.grads[o]);
+      const std::vector<double> grad = host_values(outcome.grads[o]);
       double scale = 1e-3;
       for (const double g : grad) scale = std::max(scale, std::abs(g));
       const size_t stride = std::max<size_t>(1, grad.size() / 24);
@@ -163,7 +164,7 @@ TEST(OpTable, Float32AndBfloat16GradientsMatchFloat64) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const auto& [dtype, tolerance] : {std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 4e-2)}) {
       const ArenaPtr arena = make_arena();
-      const Values values = draw_values(p, dtype, random);
+      const Values values = random_values(p, dtype, random);
       const Outcome wide = run(p, make_tensors(p, values, DType::float64, arena));
       const Outcome narrow = run(p, make_tensors(p, values, dtype, arena));
       for (size_t o = 0; o < values.size(); ++o) {
@@ -171,7 +172,7 @@ TEST(OpTable, Float32AndBfloat16GradientsMatchFloat64) {
         // to terms of order one.
         const auto terms = static_cast<double>(std::max<int64_t>(wide.value.numel(), wide.grads[o].numel()));
         const double floor = 0.3 * std::sqrt(terms);
-        EXPECT_LT(distance(numbers(narrow.grads[o]), numbers(wide.grads[o]), floor), tolerance)
+        EXPECT_LT(distance(host_values(narrow.grads[o]), host_values(wide.grads[o]), floor), tolerance)
             << to_string(dtype) << " operand " << o;
       }
     }
@@ -183,16 +184,16 @@ TEST(OpTable, ResultsAreBitwiseIndependentOfStridesAndThreads) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
       const ArenaPtr arena = make_arena();
-      std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, arena);
+      std::vector<Tensor> operands = make_tensors(p, random_values(p, dtype, random), dtype, arena);
       if (p.library && dtype != DType::float64) continue;  // covered by the next test
       cpu::set_threads(1);
       const Outcome expected = run(p, operands);
       for (const int threads : {2, 3}) {
         cpu::set_threads(threads);
-        EXPECT_TRUE(same_bits(run(p, operands), expected)) << threads << " threads, " << to_string(dtype);
+        EXPECT_TRUE(bitwise_equal(run(p, operands), expected)) << threads << " threads, " << to_string(dtype);
       }
       for (Tensor& t : operands) t = strided(t);
-      EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided, " << to_string(dtype);
+      EXPECT_TRUE(bitwise_equal(run(p, operands), expected)) << "strided, " << to_string(dtype);
     }
   });
   cpu::set_threads(before);
@@ -205,10 +206,10 @@ TEST(OpTable, LibraryMatmulsAreBitwiseReproducible) {
     if (!p.library) return;
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       const ArenaPtr arena = make_arena(), other = make_arena();
-      const Values values = draw_values(p, dtype, random);
+      const Values values = random_values(p, dtype, random);
       const Outcome expected = run(p, make_tensors(p, values, dtype, arena));
       const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
-      EXPECT_TRUE(same_bits(run(p, make_tensors(p, values, dtype, other)), expected)) << to_string(dtype);
+      EXPECT_TRUE(bitwise_equal(run(p, make_tensors(p, values, dtype, other)), expected)) << to_string(dtype);
       ++seen;
     }
   });
@@ -222,7 +223,7 @@ void expect_rows_independent_of_batch(const std::vector<OpRow>& table, const std
   for_each_problem(table, [&](const Problem& p, Random& random) {
     if (!p.rows_alone) return;
     for (const DType dtype : dtypes) {
-      const std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, arena);
+      const std::vector<Tensor> operands = make_tensors(p, random_values(p, dtype, random), dtype, arena);
       const int64_t all = operands[0].dim(0), first = random.between(0, all - 1),
                     count = random.between(1, all - first);
       SCOPED_TRACE(testing::Message() << to_string(dtype) << " rows " << first << " + " << count);
@@ -231,10 +232,10 @@ void expect_rows_independent_of_batch(const std::vector<OpRow>& table, const std
         if (t.ndim() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
       const Tensor expected = run_op(p, operands).narrow(0, first, count);
       if (arena->device() == Device::cuda) {
-        EXPECT_TRUE(same_bits(run_op(p, part), expected)) << "where they lie";
+        EXPECT_TRUE(bitwise_equal(run_op(p, part), expected)) << "different layout";
       }
       for (Tensor& o : part) o = o.clone();
-      EXPECT_TRUE(same_bits(run_op(p, part), expected)) << "elsewhere";
+      EXPECT_TRUE(bitwise_equal(run_op(p, part), expected)) << "elsewhere";
       ++rows_seen;
     }
   });
@@ -278,8 +279,8 @@ std::vector<Tensor> moved(const std::vector<Tensor>& tensors, const ArenaPtr& ar
 
 // The elements of t, contiguous, at an unaligned address.
 Tensor displaced(const Tensor& t) {
-  const Tensor room = t.make({t.numel() + 1});
-  Tensor view = room.narrow(0, 1, t.numel()).reshape(t.shape());
+  const Tensor allocation = t.make({t.numel() + 1});
+  Tensor view = allocation.narrow(0, 1, t.numel()).reshape(t.shape());
   view.copy_from(t);
   return view;
 }
@@ -292,20 +293,20 @@ TEST_F(OpTableGpu, ValuesAndGradientsMatchCpu) {
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
       SCOPED_TRACE(to_string(dtype));
-      const std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, make_arena());
+      const std::vector<Tensor> operands = make_tensors(p, random_values(p, dtype, random), dtype, make_arena());
       const Outcome expected = run(p, operands), found = run(p, moved(operands, arena));
       ASSERT_EQ(found.value.device(), Device::cuda);
       seen.insert(p.name);
       if (exact(p, dtype)) {
-        EXPECT_TRUE(same_bits(found, expected));
+        EXPECT_TRUE(bitwise_equal(found, expected));
         continue;
       }
-      EXPECT_LT(distance(numbers(found.value), numbers(expected.value), 1e-3), bound(dtype));
+      EXPECT_LT(distance(host_values(found.value), host_values(expected.value), 1e-3), bound(dtype));
       for (size_t o = 0; o < operands.size(); ++o) {
         ASSERT_EQ(found.grads[o].dtype(), expected.grads[o].dtype());
         // As on the CPU: rounding is measured relative to terms of order one where gradients cancel.
         const auto terms = static_cast<double>(std::max(expected.value.numel(), expected.grads[o].numel()));
-        EXPECT_LT(distance(numbers(found.grads[o]), numbers(expected.grads[o]), 0.3 * std::sqrt(terms)),
+        EXPECT_LT(distance(host_values(found.grads[o]), host_values(expected.grads[o]), 0.3 * std::sqrt(terms)),
                   10 * bound(dtype))
             << "operand " << o;
       }
@@ -323,16 +324,16 @@ TEST_F(OpTableGpu, ResultsAreBitwiseIndependentOfStridesAndRepetition) {
   for_each_problem(rows, [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
       SCOPED_TRACE(to_string(dtype));
-      const Values values = draw_values(p, dtype, random);
+      const Values values = random_values(p, dtype, random);
       std::vector<Tensor> operands = make_tensors(p, values, dtype, arena), elsewhere;
       for (const Tensor& t : operands) elsewhere.push_back(displaced(t));
       const Outcome expected = run(p, operands);
       const ArenaPtr other = make_arena(Device::cuda);
       const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
-      EXPECT_TRUE(same_bits(run(p, make_tensors(p, values, dtype, other)), expected)) << "again";
-      EXPECT_TRUE(same_bits(run(p, elsewhere), expected)) << "at an odd address";
+      EXPECT_TRUE(bitwise_equal(run(p, make_tensors(p, values, dtype, other)), expected)) << "again";
+      EXPECT_TRUE(bitwise_equal(run(p, elsewhere), expected)) << "at an odd address";
       for (Tensor& t : operands) t = strided(t);
-      EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided";
+      EXPECT_TRUE(bitwise_equal(run(p, operands), expected)) << "strided";
     }
   });
 }
@@ -380,24 +381,25 @@ int64_t differing(const std::vector<double>& found, const std::vector<double>& s
 }
 
 // Checks at least the given number of elements of each output, if enough problems provide them.
-void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, uint64_t draws) {
+void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, uint64_t samples) {
   std::map<std::string, RoundingError> errors;
   const auto enough = [&] {
     return !errors.empty() && std::ranges::all_of(errors, [&](const auto& e) { return e.second.count() >= elements; });
   };
-  for (uint64_t seed = 100; seed < 100 + draws && !enough(); ++seed) {
+  for (uint64_t seed = 100; seed < 100 + samples && !enough(); ++seed) {
     Random random(seed);
-    const Problem p = row.draw(random);
-    const Values values = draw_values(p, DType::bfloat16, random);
+    const Problem p = row.sample(random);
+    const Values values = random_values(p, DType::bfloat16, random);
     const auto exact = outputs(p, values, DType::float64, make_arena()),
                single = outputs(p, values, DType::float32, there);
     for (const auto& [output, tensor] : outputs(p, values, DType::bfloat16, there)) {
       if (tensor.dtype() != DType::bfloat16) continue;
-      const std::vector<double> found = numbers(tensor);
-      add(errors[output], found, numbers(exact.at(output)));
+      const std::vector<double> found = host_values(tensor);
+      add(errors[output], found, host_values(exact.at(output)));
       if (rounded_once(row.name, output)) {
-        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // summation order
-        EXPECT_LE(differing(found, numbers(single.at(output))), most)
+        const int64_t max_differing =
+            there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // summation order
+        EXPECT_LE(differing(found, host_values(single.at(output))), max_differing)
             << row.name << ", " << output << ", seed " << seed;
       }
     }

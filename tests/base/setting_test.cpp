@@ -36,23 +36,20 @@ struct Tune {
 
 Settings field_descriptors(Tune& t) {
   Settings s;
-  s.group("Sound");
-  s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(IdentityRole::yes);
-  s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}})
-      .follows()
-      .for_identity(IdentityRole::unless_default);
-  s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).of_call();
-  s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
-  s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
-  s.group("Names");
-  s.add(t.name, {"name", "title"}).of("none|first|last").with("voices");
-  s.add(t.file, {"file", "to write"}).a("a file");
-  s.add(t.pitch, {"pitch", "of the first note", {-1e300, 9}});
-  s.add(t.beats, {"beats", "strong ones", {1, 8}});
-  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_default);
-  s.add_or_file(t.mood, t.mood_file, {"mood", "a name or a file"});
-  s.add(t.mood_file, {"mood_file"}).for_programs();
-  s.add(t.level, {"level", "a number"});
+  s.add("Sound", {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}, .same = IdentityRole::yes}},
+                  {"bars", &t.bars, "default: as many as the words have",
+                   Field{.range = {1, 100}, .open = true, .same = IdentityRole::unless_default}},
+                  {"speed", &t.speed, "with `voices`", Field{.range = {0, 1, true}, .in_file = false}},
+                  {"sung", &t.sung, "by people", Field{.goes_with = "mood loud or very-loud"}},
+                  {"in_key", &t.in_key, "any note", Field{.denied = "off_key"}}});
+  s.add("Names", {{"name", &t.name, "title", Field{.choices = "none|first|last", .goes_with = "voices"}},
+                  {"file", &t.file, "to write", Field{.expected = "a file"}},
+                  {"pitch", &t.pitch, "of the first note", Field{.range = {-1e300, 9}}},
+                  {"beats", &t.beats, "strong ones", Field{.range = {1, 8}}},
+                  {"words", &t.words, "sung", Field{.same = IdentityRole::unless_default}},
+                  {"mood", {&t.mood, &t.mood_file}, "a name or a file"},
+                  {"mood_file", &t.mood_file, {}, Field{.in_words = false}},
+                  {"level", &t.level, "a number"}});
   return s;
 }
 
@@ -89,42 +86,44 @@ TEST(Settings, ValuesOfEveryTypeRoundTripThroughText) {
   EXPECT_EQ(all.at("mood").text(), "song.txt");
   EXPECT_EQ(all.find_word("mood-file"), nullptr);
   Tune other;
-  for (const Setting& s : field_descriptors(other)) s.assign(all.at(s.field.name));
+  for (const Setting& s : field_descriptors(other)) s.assign(all.at(s.name));
   EXPECT_EQ(to_json(field_descriptors(other)), to_json(all));
 }
 
 TEST(Settings, ErrorsNameExpectedAndActualValue) {
-  EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], got '65'");
+  EXPECT_EQ(refusal("voices", "65"), "--x: expected an integer in [1, 64], got '65'");
   EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), got '1'");
   EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, got '10'");
   EXPECT_EQ(refusal("sung", "yes"), "--x: expected true or false, got 'yes'");
   EXPECT_EQ(refusal("name", "lats"), "--x: expected none, first, last, got 'lats'; did you mean 'last'?");
   EXPECT_EQ(refusal("file", ""), "--x: expected a file, got ''");
   EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, got '\\xe9'");
-  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected a whole number in [1, 8], got '9'");
-  EXPECT_EQ(refusal("level", "3"), "--x: expected a whole number in [0, 2], got '3'");
+  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected an integer in [1, 8], got '9'");
+  EXPECT_EQ(refusal("level", "3"), "--x: expected an integer in [0, 2], got '3'");
   EXPECT_EQ(refusal("mood", ""), "--x: expected a value, got ''");
 }
 
 TEST(Settings, DescriptorsValidateValues) {
-  Tune t, usual;
-  const auto least = [&] {
-    return error_message([&] { check_least(field_descriptors(t), field_descriptors(usual)); });
+  Tune t, defaults;
+  const auto low_value = [&] {
+    return error_message([&] { check_minimum(field_descriptors(t), field_descriptors(defaults)); });
   };
-  const auto read = [&] { return error_message([&] { check_read(field_descriptors(t), field_descriptors(usual)); }); };
-  EXPECT_EQ(least(), "nothing was thrown");
+  const auto read = [&] {
+    return error_message([&] { check_read(field_descriptors(t), field_descriptors(defaults)); });
+  };
+  EXPECT_EQ(low_value(), "nothing was thrown");
   EXPECT_EQ(read(), "nothing was thrown");
   t.bars = -1;
-  EXPECT_EQ(least(), "`bars`: expected at least 0, got -1");
+  EXPECT_EQ(low_value(), "`bars`: expected at least 0, got -1");
   t.bars = 0, t.voices = 0;
-  EXPECT_EQ(least(), "`voices`: expected at least 1, got 0");
+  EXPECT_EQ(low_value(), "`voices`: expected at least 1, got 0");
   t.name = "last";
   EXPECT_EQ(read(), "`name`: requires `voices`, got 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
   EXPECT_EQ(read(), "`sung`: requires `mood` loud or very-loud, got calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
-  EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
+  EXPECT_EQ(difference(field_descriptors(t), field_descriptors(defaults)), "voices=2 sung=true name=last mood=loud");
 }
 
 TEST(Settings, RoundTripThroughJson) {
@@ -140,20 +139,21 @@ TEST(Settings, RoundTripThroughJson) {
     return error_message([&] { take_json(field_descriptors(back), text, "a tune"); });
   };
   EXPECT_EQ(wrong("[1]"), "a tune: expected a JSON object, got [1]");
-  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected a whole number, got 1.5");
+  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected an integer, got 1.5");
   EXPECT_EQ(wrong(R"({"level": 3})"), "`level`: expected 0, 1 or 2, got 3");
   EXPECT_EQ(wrong(R"({"mood": "lout"})"), "`mood`: expected calm, loud, very-loud, got \"lout\"; did you mean 'loud'?");
-  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected a whole number, got true");
+  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected an integer, got true");
   EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
 }
 
 TEST(Settings, DescriptorsProvideIdentityFieldsAndJson) {
-  Tune t, usual;
-  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1})");
+  Tune t, defaults;
+  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(defaults)).dump(), R"({"voices":1})");
   t.words = {"la"}, t.speed = 0.1;
-  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1,"words":["la"]})");
+  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(defaults)).dump(),
+            R"({"voices":1,"words":["la"]})");
   const auto entry = [&](const char* name) {
-    return make_entry(field_descriptors(usual).at(name), [](const std::string& help) { return help + "!"; }).dump();
+    return make_entry(field_descriptors(defaults).at(name), [](const std::string& help) { return help + "!"; }).dump();
   };
   EXPECT_EQ(entry("speed"), R"({"name":"speed","group":"Sound","kind":"number","default":0.5,"least":0.0,"below":1.0,)"
                             R"("in_file":false,"help":"with `voices`!"})");

@@ -28,7 +28,7 @@ from restarts import is_program, options  # noqa: E402
 
 def run_line(lines, line, folder, mpi, limit=30):
     """(status, stdout, stderr, other observations) of one line in a separate directory."""
-    words, changes, before, strike, config = line
+    args, changes, before, strike, config = line
     os.makedirs(os.path.join(folder, "tmp"))
     os.makedirs(os.path.join(folder, "home"))
     place = os.path.join(folder, "w")
@@ -42,11 +42,11 @@ def run_line(lines, line, folder, mpi, limit=30):
         theirs = re.compile("OMPI|PMI|SLURM|TMPDIR")
         odd = [w for k, v in changes.items() if v is not None and not theirs.match(k) for w in ("-x", f"{k}={v}")]
         env = {k: v for k, v in lines.environment(place).items() if v}
-        split = words.index(":") if ":" in words else len(words)
-        full = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "1" if ":" in words else "2", *odd, *command, *words[:split]]
-        full += [":", "-n", "1", *odd, *command, *words[split + 1:]] if ":" in words else []
+        split = args.index(":") if ":" in args else len(args)
+        full = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "1" if ":" in args else "2", *odd, *command, *args[:split]]
+        full += [":", "-n", "1", *odd, *command, *args[split + 1:]] if ":" in args else []
     else:
-        full = command + words
+        full = command + args
     had = set(files(place))
     start = time.time()
     child = subprocess.Popen([os.fsencode(w) for w in full], cwd=place, env={os.fsencode(k): os.fsencode(v) for k, v in env.items()},
@@ -115,7 +115,7 @@ def left_files(folder, place, new, changes, strike, status):
 
 def complaints(line, status, out, err, mpi):
     """The violated guarantees."""
-    words, changes, before, strike, _ = line
+    args, changes, before, strike, _ = line
     seen = []
     text = err.decode("utf-8", "backslashreplace")
     spoken = [x for x in text.split("\n") if x and not x.startswith(("/bin/bash: warning", "libgomp: "))]
@@ -126,7 +126,7 @@ def complaints(line, status, out, err, mpi):
     elif status > 6 and status not in (130, 143) and not (mpi and status in (137, 1)):
         seen.append(f"status {status}")
     if re.search(r"unexpected failure|terminate called|what\(\)|Assertion|libgomp: Thread|Sanitizer", text):
-        seen.append("words of no promise")
+        seen.append("undocumented output")
     if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text):
         seen.append("control characters on standard error")
     if status == 0 and re.search(r"\b(error|fatal|failed)\b", text, re.I):
@@ -140,8 +140,8 @@ def complaints(line, status, out, err, mpi):
             seen.append(f"status {status}, and the last line is no line of ours: {last[0][:80]!r}")
         if len(last[0]) > 600:
             seen.append(f"its last line has {len(last[0])} characters")
-    asked = re.findall(r"--format[= ](\S*)", " ".join(words))
-    if asked[-1:] == ["json"] and words[0] in ("train", "verify") and not {"-h", "--help", "--version"} & set(words):
+    asked = re.findall(r"--format[= ](\S*)", " ".join(args))
+    if asked[-1:] == ["json"] and args[0] in ("train", "verify") and not {"-h", "--help", "--version"} & set(args):
         for x in out.decode("utf-8", "backslashreplace").splitlines():
             try:
                 json.loads(x, parse_constant=lambda name: json.loads(""))
@@ -162,18 +162,18 @@ def main():
         lines = Lines(o.program, home, without)
 
         def one(n):
-            line, folder = lines.draw(o.seed, n, o.mpi), os.path.join(home, str(n))
+            line, folder = lines.rng(o.seed, n, o.mpi), os.path.join(home, str(n))
             status, out, err, seen, took = run_line(lines, line, folder, o.mpi, o.limit)
             shutil.rmtree(folder, onerror=lambda *_: None)
             return n, line, status, out, err, seen + complaints(line, status, out, err, o.mpi), took
 
         for n, line, status, out, err, seen, took in pool.map(one, [o.only] if o.only is not None else range(o.first, o.first + o.count)):
-            words, changes, before, strike, config = line
-            statuses[words[0] + " " + str(status)] += 1
+            args, changes, before, strike, config = line
+            statuses[args[0] + " " + str(status)] += 1
             wrong += bool(seen)
             if seen or o.only is not None:
                 print(f"{n}: {'; '.join(seen) or 'nothing is wrong'} (status {status}, {took:.1f} s)")
-                shown = shlex.join(words).encode("ascii", "backslashreplace").decode()
+                shown = shlex.join(args).encode("ascii", "backslashreplace").decode()
                 print("   ", " ".join(f"{k}={v}" for k, v in changes.items()), before, shown,
                       f"struck by {strike}" if strike else "", flush=True)
             if o.only is not None:

@@ -24,7 +24,7 @@ INPUTS = ["text.txt", "tokens", "run", "run/checkpoints/step-2", "traced", "empt
 DEVICES = ["null", "full", "pipe", "link"]
 OUTPUTS = ["new", "new/deep", "run", "text.txt", "text.txt/x", "tokens", "empty", "a b", "é", "x" * 300, "train"]
 PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt",
-         "missing"], "out": OUTPUTS, "hardware": ["h100", "v100", "laptop", "h101", "machine.toml", "bad.toml", "missing.toml", "."], "software": ["fsdp", "megatron",
+         "missing"], "out": OUTPUTS, "hardware": ["h100", "a100-40", "laptop", "h101", "machine.toml", "bad.toml", "missing.toml", "."], "software": ["fsdp", "megatron",
          "tessera", "good.toml", "missing.toml"], "html": OUTPUTS, "cases": ["cases.jsonl", "text.txt", "binary.bin",
          "missing"], "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "v-half", "v-min", "interleaved", "plan.txt",
          "binary.bin", "missing", "."], "record": OUTPUTS, "replay": INPUTS, "hostfile": INPUTS,
@@ -51,7 +51,7 @@ PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --
          "--pp 2 --layers 2 --microbatches 2 --batch 4 --schedule plan.txt", "--dtype bf16 --channels 16"]
 QUESTIONS = ["--model gpt2 --hardware h100 --ranks 4 --batch 8", "--model llama2-7b --hardware a100-80 --software megatron --ranks 8 --batch 16",
              "--model model.json --hardware machine.toml --ranks 2 --batch 4", "--model gpt-nano --hardware laptop --ranks 2 --pp 2 --batch 4",
-             "--cases cases.jsonl --format json", "--model llama3-8b --hardware v100 --ranks 4 --batch 4 --format json"]
+             "--cases cases.jsonl --format json", "--model llama3-8b --hardware a100-80 --ranks 4 --batch 4 --format json"]
 # Options that rarely conflict with others.
 EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute",
         "seed", "tie-copies", "untied", "weight-decay", "zero"]
@@ -68,7 +68,7 @@ class Lines:
         for command in ("train", "verify", "generate", "data", "report", "bench", "plan"):
             said = subprocess.run([self.program, command, "--help"], capture_output=True, text=True, check=True).stdout
             found = re.findall(r"^  --([a-z][a-z0-9-]*)[ \n]+(.*)$", said, re.M)
-            self.options[command] = {name: (re.findall(r"(?<=[: ])[\w.+-]+(?:\|[\w.+-]+)+", words) or [""])[-1] for name, words in found}
+            self.options[command] = {name: (re.findall(r"(?<=[: ])[\w.+-]+(?:\|[\w.+-]+)+", text) or [""])[-1] for name, text in found}
         self.make_template()
 
     def make_template(self):
@@ -84,11 +84,11 @@ class Lines:
             Path(t, name).write_bytes(content if isinstance(content, bytes) else content.encode())
         tiny = [w for k, v in TINY.items() for w in ("--" + k, v)]
         train = ["train", *tiny, "--data", "text.txt", "--out"]
-        for words in ([*train, "run"], [*train, "traced", "--trace"], ["data", "text.txt", "--out", "tokens"],
+        for args in ([*train, "run"], [*train, "traced", "--trace"], ["data", "text.txt", "--out", "tokens"],
                       ["data", "text.txt", "--tokenizer", "bpe", "--vocab", "300", "--out", "tokenizer"]):
-            subprocess.run([self.program, *words], cwd=t, check=True, capture_output=True, env=self.environment(t))
-        for whole, copy in (("run", "broken-run"), ("run", "torn-run"), ("tokenizer", "bad-tokenizer")):
-            shutil.copytree(os.path.join(t, whole), os.path.join(t, copy))
+            subprocess.run([self.program, *args], cwd=t, check=True, capture_output=True, env=self.environment(t))
+        for source, copy in (("run", "broken-run"), ("run", "torn-run"), ("tokenizer", "bad-tokenizer")):
+            shutil.copytree(os.path.join(t, source), os.path.join(t, copy))
         os.makedirs(os.path.join(t, "no-run", "checkpoints"))
         for path, keep in (("torn-run/checkpoints/step-2/model.safetensors", 100), ("bad-tokenizer/vocab.json", 30),
                            ("broken-run/checkpoints/step-2/manifest.json", 40), ("broken-run/config.toml", 50)):
@@ -143,34 +143,34 @@ class Lines:
             name = name[:at] + dice.choice(["", name[at] * 2, "_"]) + name[at + 1:]
         return dice.choice([["--" + name, value], ["--" + name, value], [f"--{name}={value}"]])
 
-    def words(self, dice, command, classes):
-        words = [command]
+    def args(self, dice, command, classes):
+        args = [command]
         if command in ("train", "verify"):
             for name, value in TINY.items():
-                words += ["--" + name, value]
+                args += ["--" + name, value]
             if command == "train":
-                words += ["--data", dice.choice(["text.txt", "text.txt", "text.txt", "tokens"]), "--out", "new"]
+                args += ["--data", dice.choice(["text.txt", "text.txt", "text.txt", "tokens"]), "--out", "new"]
             if dice.random() < 0.6:
-                words += dice.choice(PLANS).split()
+                args += dice.choice(PLANS).split()
             if dice.random() < 0.3:
-                words += ["--format", "json"]
+                args += ["--format", "json"]
         elif command == "plan":
-            words += dice.choice(QUESTIONS).split()
+            args += dice.choice(QUESTIONS).split()
         elif command == "bench":
-            return words + dice.choice(["--benchmark_list_tests", "--device", "--device tpu", "--dvice cpu", "x",
+            return args + dice.choice(["--benchmark_list_tests", "--device", "--device tpu", "--dvice cpu", "x",
                                         "--benchmark_nonsense=1", "-h", "--help"]).split()
         else:
-            words += [dice.choice(INPUTS + ["run", "traced", "text.txt"])] if dice.random() < 0.95 else []
-            words += ["--tokens", "3"] if command == "generate" else []
-            words += ["--out", "new"] if command != "generate" and dice.random() < 0.7 else []
+            args += [dice.choice(INPUTS + ["run", "traced", "text.txt"])] if dice.random() < 0.95 else []
+            args += ["--tokens", "3"] if command == "generate" else []
+            args += ["--out", "new"] if command != "generate" and dice.random() < 0.7 else []
         for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 5])):
-            words += self.option(dice, command, classes)
+            args += self.option(dice, command, classes)
         if dice.random() < 0.05:
             stray = dice.choice(["", "--", "-", "-h", "--help", "--version", "train", "é", "--layers", "-x"])
-            words.insert(dice.randrange(len(words) + 1), stray)
-        return words
+            args.insert(dice.randrange(len(args) + 1), stray)
+        return args
 
-    def drawn_config(self, dice, classes):
+    def random_config(self, dice, classes):
         lines = []
         for _ in range(dice.randrange(5)):
             name = dice.choice(sorted(self.options["train"]))
@@ -180,16 +180,16 @@ class Lines:
             lines.append(dice.choice([name + " = ", name + "=", name + " = ", name + " ", "[" + name + "] "]) + quoted)
         return "\n".join(lines)
 
-    def draw(self, seed, n, mpi):
+    def rng(self, seed, n, mpi):
         """A line: arguments, environment, preceding shell commands, time and number of a signal, the file drawn.toml."""
         for again in range(1000):
             dice, classes = random.Random(f"{seed}:{n}:{again}:{mpi}"), set()
             others = [] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"] + ["plan"] * 2
             command = dice.choice(["train"] * 7 + ["verify"] * 3 + others)
-            words = self.words(dice, command, classes)
+            args = self.args(dice, command, classes)
             if mpi:
-                words = [w for before, w in zip([""] + words, words) if "--ranks" not in (before, w)]  # set by mpirun
-            config = self.drawn_config(dice, classes)
+                args = [w for before, w in zip([""] + args, args) if "--ranks" not in (before, w)]  # set by mpirun
+            config = self.random_config(dice, classes)
             changes, before, strike = {}, "", None
             for _ in range(dice.choice([0, 0, 0, 1, 2])):
                 name, value = dice.choice(VARIABLES)
@@ -205,10 +205,10 @@ class Lines:
             if dice.random() < (0.15 if mpi else 0.07):
                 strike = (dice.choice([signal.SIGINT, signal.SIGTERM] + [signal.SIGKILL] * mpi), dice.random() ** 2 * 2)
                 classes |= {"signals"} if command != "train" else set()
-                words += ["--steps", "100000"] if command == "train" else []
+                args += ["--steps", "100000"] if command == "train" else []
             if mpi and dice.random() < 0.1:
                 classes.add("differ")
-                words += [":", *self.words(dice, command, classes)]
+                args += [":", *self.args(dice, command, classes)]
             if not classes & self.without:
-                return words, changes, before, strike, config
-        sys.exit("command_lines: nothing can be drawn without all that is left out")
+                return args, changes, before, strike, config
+        sys.exit("command_lines: every command is excluded")

@@ -86,16 +86,16 @@ class Faults:
         self.library, self.logs, self.wanted = os.path.join(home, "failing_calls.so"), {}, {}
         os.mkdir(self.template)
         write_text(self.template)
-        for words in (f"train {TINY} --steps 4 --trace --out run", f"train {TINY} --steps 4 --ranks 2 --zero 3 --out sharded",
+        for args in (f"train {TINY} --steps 4 --trace --out run", f"train {TINY} --steps 4 --ranks 2 --zero 3 --out sharded",
                       "checkpoint export run --out hub", "data text.txt --tokenizer char --out set"):
-            if (said := self.run(words, self.template)[1:])[0] != 0:
-                sys.exit(f"faults: {words}: {said}")
+            if (said := self.run(args, self.template)[1:])[0] != 0:
+                sys.exit(f"faults: {args}: {said}")
 
-    def run(self, words, place, before=(), **more):
+    def run(self, args, place, before=(), **more):
         """Runs a command with a time limit: (last line, status, standard error)"""
         env = {**os.environ, "TESSERA_CACHE": os.path.join(self.home, "cache"), "OMP_WAIT_POLICY": "passive", **more}
         try:
-            done = subprocess.run([*before, self.program, *shlex.split(words)], cwd=place, env=env, stdin=subprocess.DEVNULL,
+            done = subprocess.run([*before, self.program, *shlex.split(args)], cwd=place, env=env, stdin=subprocess.DEVNULL,
                                   capture_output=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             return "", "a hang", ""
@@ -114,7 +114,7 @@ class Faults:
             return [f"ended by {status}"]
         if status != 0 and not last.startswith("tessera: "):
             return [f"status {status}, and the last line is {last[-200:]!r}"]
-        return ["words of no promise: " + said[-200:]] if re.search("unexpected failure|terminate called|Sanitizer", said) else []
+        return ["undocumented output: " + said[-200:]] if re.search("unexpected failure|terminate called|Sanitizer", said) else []
 
     @staticmethod
     def half_written(place):
@@ -128,12 +128,12 @@ class Faults:
                                   capture_output=True, text=True)
         if compiled.returncode != 0:
             sys.exit("faults: failing_calls.c: " + compiled.stderr)
-        for job, (words, made) in JOBS.items():
+        for job, (args, made) in JOBS.items():
             place = self.fresh("undisturbed " + job)
             log = place + ".log"
-            last, status, _ = self.run(words, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_LOG=log)
+            last, status, _ = self.run(args, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_LOG=log)
             if status != 0:
-                sys.exit(f"faults: {words}: {last}")
+                sys.exit(f"faults: {args}: {last}")
             self.wanted[job] = os.path.join(place, made)
             self.logs[job] = [line.split()[0] for line in Path(log).read_text().splitlines()]
 
@@ -150,24 +150,24 @@ class Faults:
         at = at or dice.randrange(len(self.logs[job])) + 1
         failed = self.logs[job][at - 1]
         cause = dice.choice(SAID_BY[KIND.get(failed, failed)])
-        place, (words, made) = self.fresh(name), JOBS[job]
+        place, (args, made) = self.fresh(name), JOBS[job]
         number = str(0 if cause == "short" else getattr(errno, cause))
-        last, status, said = self.run(words, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_AT=str(at), FAULT_ERRNO=number)
+        last, status, said = self.run(args, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_AT=str(at), FAULT_ERRNO=number)
         seen, path = self.wrong_end(status, last, said), os.path.join(place, made)
         seen += self.half_written(place)
         if status == 0 and not self.same(job, path):
             seen.append("status 0, and what it made is not what it makes undisturbed")
         if cause in ("short", "EINTR") and status != 0:
-            seen.append(f"gave up where it could have gone on: {last}")
+            seen.append(f"stopped, but could have continued: {last}")
         if made == "made" and status != 0 and os.path.exists(path) and glob.glob(path + "/**/*.json", recursive=True) and not self.same(job, path):
-            seen.append("something stands there that looks whole")
+            seen.append("a result exists that looks complete")
         if job.startswith("save"):  # the existing run continues to the same result
-            last, status, said = self.run(words, place)
+            last, status, said = self.run(args, place)
             seen += [f"afterwards: {w}" for w in self.wrong_end(status, last, said)]
             if status != 0 or not self.same(job, path):
-                seen.append(f"the run does not go on to the same end: {status} {last}")
+                seen.append(f"the resumed run ends differently: {status} {last}")
         elif status != 0:  # the target does not exist, or is reported as existing
-            again, status, said = self.run(words, place)
+            again, status, said = self.run(args, place)
             seen += [f"afterwards: {w}" for w in self.wrong_end(status, again, said)]
             if status == 0 and not self.same(job, path):
                 seen.append("done again, it is not what it is undisturbed")
@@ -180,25 +180,25 @@ class Faults:
         place = self.fresh(name)
         pattern = dice.choice(list(READ))
         files = sorted(f for f in glob.glob(os.path.join(place, pattern)) if os.path.isfile(f) and os.path.getsize(f) > 0)
-        file, words = dice.choice(files), dice.choice(READ[pattern])
+        file, args = dice.choice(files), dice.choice(READ[pattern])
         bytes_before = Path(file).read_bytes()
         how, altered = alter(dice, bytes_before)
         Path(file).write_bytes(altered)
-        last, status, said = self.run(words, place)
+        last, status, said = self.run(args, place)
         seen = self.wrong_end(status, last, said) + self.half_written(place)
-        of_checkpoint = "/step-4/" in file and not file.endswith("manifest.json") and not words.startswith("checkpoint inspect")
+        of_checkpoint = "/step-4/" in file and not file.endswith("manifest.json") and not args.startswith("checkpoint inspect")
         if of_checkpoint and altered != bytes_before and status == 0:
             seen.append("status 0 with a checkpoint that is not what was saved")
         where = os.path.relpath(file, place)
         shutil.rmtree(place)
-        return f"{words.split(' --')[0]}: {where} of {len(bytes_before)} bytes: {how}; {status} {last[-150:]}", seen
+        return f"{args.split(' --')[0]}: {where} of {len(bytes_before)} bytes: {how}; {status} {last[-150:]}", seen
 
     # --- files larger than memory ---
 
     def large(self, name, dice):
         """Violations with an input file that is larger than the memory limit, which is about 600 MB."""
         place = self.fresh(name)
-        option, file, head, chunk, words = dice.choice(LARGE)
+        option, file, head, chunk, args = dice.choice(LARGE)
         size, bound = dice.randrange(100, 400) << 20, dice.randrange(500, 700) << 20
         os.makedirs(os.path.dirname(os.path.join(place, file)), exist_ok=True)
         with open(os.path.join(place, file), "wb") as f:
@@ -206,7 +206,7 @@ class Faults:
             block = chunk * max(1, (1 << 20) // len(chunk))
             for _ in range(size // len(block)):
                 f.write(block)
-        last, status, said = self.run(words, place, before=["prlimit", f"--as={bound}"])
+        last, status, said = self.run(args, place, before=["prlimit", f"--as={bound}"])
         seen = self.wrong_end(status, last, said) + self.half_written(place)
         if status not in (2, 4):
             seen.append(f"status {status}, not that of bad input")
@@ -258,10 +258,10 @@ def main():
             fail = {"file": faults.file, "large": faults.large}.get(kind, faults.call)
             return (what, *fail(what, random.Random(f"{o.seed} {what}"), *(every[int(n)] if kind == "every" else ())))
 
-        drawn = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
+        cases = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
         bounded = shutil.which("prlimit") and faults.run("--version", home, before=["prlimit", f"--as={500 << 20}"])[1] == 0
-        drawn += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more address space
-        for what, told, seen in pool.map(one, [o.only] if o.only else drawn):
+        cases += [f"large:{n}" for n in range(o.large if bounded else 0)]  # sanitizers need more address space
+        for what, told, seen in pool.map(one, [o.only] if o.only else cases):
             ends[what.split(":")[0]] += 1
             bad += bool(seen)
             if seen or o.only:

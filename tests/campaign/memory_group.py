@@ -55,7 +55,7 @@ def failures(program, home, group, file):
     if killed != -9:
         found.append(f"an allocation of twice the limit ends with status {killed}; expected -9, killed by the group")
     for option in OPTIONS:
-        _, name, head, chunk, words = next(large for large in LARGE if large[0] == option)
+        _, name, head, chunk, args = next(large for large in LARGE if large[0] == option)
         place = faults.fresh("place")
         path = os.path.join(place, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -64,7 +64,7 @@ def failures(program, home, group, file):
             block = chunk * ((1 << 20) // len(chunk))
             while out.tell() <= LIMIT + (20 << 20):
                 out.write(block)
-        last, status, said = faults.run(words, place, before)
+        last, status, said = faults.run(args, place, before)
         print(f"{option}: {os.path.getsize(path) >> 20} MiB; status {status}: {last}")
         found += [f"{option}: {w}" for w in faults.wrong_end(status, last, said)]
         if status not in (2, 4) or said.count("\n") != 1:

@@ -32,7 +32,7 @@ SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train hub",
            "verify": "verify app", "app": "app fuzz", "bench": "autograd app", "base": "base tensor data train hub app"}
 # Code that this CPU or build cannot run.
 UNREACHED = re.compile(r"(^|/)(cuda/|main/)|amx|cudnn|nccl|blaslt|mpi_")
-MOST_OBJECTS = 40
+MAX_OBJECTS = 40
 SLOW = 4  # seconds
 CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Mutants", "-DCMAKE_CXX_FLAGS_MUTANTS=-O1", "-DTESSERA_CUDA=OFF",
              "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON", "-DTESSERA_INSTALL=OFF"]
@@ -107,7 +107,7 @@ class Campaign:
     def read_code(self):
         files = output_of(["git", "ls-files", *LAYERS], cwd=self.tree).splitlines()
         files = [f for f in files if f.endswith((".cpp", ".h")) and not UNREACHED.search(f)]
-        self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MOST_OBJECTS]
+        self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MAX_OBJECTS]
         self.left_out = [f for f in files if f not in self.files]
         self.lines = []  # uniform over lines of code
         self.text, self.code = {}, {}
@@ -119,7 +119,7 @@ class Campaign:
                     self.lines.append((f, number, at, at + len(line) + 1))
                 at += len(line) + 1
 
-    def draw(self, n):
+    def candidates(self, n):
         """An endless sequence of candidates for the n-th mutant: (file, line, kind, begin, end, instead)."""
         dice = random.Random(f"{self.seed}:{n}")
         while True:
@@ -202,7 +202,7 @@ class Campaign:
 
     def mutant(self, n, show=False):
         tried = {"no_build": 0, "same_code": 0}
-        for file, number, kind, begin, end, instead in self.draw(n):
+        for file, number, kind, begin, end, instead in self.candidates(n):
             path, text = Path(self.tree, file), self.text[file]
             objects = self.objects[file]
             if self.ninja(objects) != 0:
@@ -240,7 +240,7 @@ def main():
     campaign = Campaign(os.path.abspath(o.tree), o.seed)
     if o.list:
         for n in range(o.count):
-            f, number, kind, begin, end, instead = next(campaign.draw(n))
+            f, number, kind, begin, end, instead = next(campaign.candidates(n))
             print(f"{n} {f}:{number} {kind}: {' '.join(campaign.text[f][begin:end].split())} -> {' '.join(instead.split())}")
         print(f"{len(campaign.lines)} lines of {len(campaign.files)} files; left out: {' '.join(campaign.left_out)}")
         return

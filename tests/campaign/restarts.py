@@ -30,11 +30,11 @@ MPIRUN = "mpirun --allow-run-as-root --oversubscribe -n {ranks}"
 LIMIT = 300  # seconds for a run
 
 
-def options(doc, **usual):
+def options(doc, **defaults):
     """Parses PROGRAM and options: a flag if the default is False, a number if it is None."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    for name, value in usual.items():
+    for name, value in defaults.items():
         form = {"action": "store_true"} if value is False else {"type": int if value is None else type(value)}
         parser.add_argument("--" + name, default=value, **form)
     return parser.parse_args()
@@ -81,29 +81,29 @@ def end_of(place, run):
 
 class Soak:
     def __init__(self, program, home):
-        self.program, self.home, self.wholes = os.path.abspath(program), home, {}
+        self.program, self.home, self.undisturbed = os.path.abspath(program), home, {}
         self.env = {**os.environ, "TESSERA_CACHE": os.path.join(home, "cache"), "OMP_WAIT_POLICY": "passive"}
         write_text(home)
 
-    def whole(self, plan):
-        if plan not in self.wholes:
-            name = f"whole-{len(self.wholes)}"
+    def train_undisturbed(self, plan):
+        if plan not in self.undisturbed:
+            name = f"uninterrupted-{len(self.undisturbed)}"
             subprocess.run([self.program, "train", *shlex.split(f"{TINY} {plan} --quiet --out {name}")], cwd=self.home, check=True,
                            capture_output=True, env=self.env)
-            self.wholes[plan] = end_of(self.home, name)
-        return self.wholes[plan]
+            self.undisturbed[plan] = end_of(self.home, name)
+        return self.undisturbed[plan]
 
     def one(self, dice, mpi):
         """(parameters, kills, violations)"""
         plan = dice.choice(PLANS)
-        expected = self.whole(plan)
+        expected = self.train_undisturbed(plan)
         place = os.path.join(self.home, "place")
         shutil.rmtree(place, ignore_errors=True)
         os.mkdir(place)
         os.symlink("../text.txt", os.path.join(place, "text.txt"))
-        words = shlex.split(f"{TINY} {plan} --out run --restarts 20") + (["--launch", MPIRUN] if mpi else [])
+        args = shlex.split(f"{TINY} {plan} --out run --restarts 20") + (["--launch", MPIRUN] if mpi else [])
         with open(os.path.join(place, "err"), "wb") as err:
-            launcher = subprocess.Popen([self.program, "train", *words], cwd=place, env=self.env, stdin=subprocess.DEVNULL,
+            launcher = subprocess.Popen([self.program, "train", *args], cwd=place, env=self.env, stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=err)
         kills, begin = 0, time.time()
         for _ in range(dice.randint(1, 4)):

@@ -48,8 +48,8 @@ def one(program, home, dice, slack):
     job, tcp = dice.choice(list(JOBS)), dice.random() < 0.4
     tcp = tcp and job.split()[0] in ("train", "verify")
     number = signal.SIGKILL if job == "bench" or dice.random() < 0.4 else signal.SIGSTOP
-    words, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
-    drawn = f"{job} {'over TCP' if tcp else 'under mpirun'}: rank {victim} gets {number.name} after {moment:.2f} s"
+    args, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
+    described = f"{job} {'over TCP' if tcp else 'under mpirun'}: rank {victim} gets {number.name} after {moment:.2f} s"
     if os.path.exists(run := os.path.join(home, "run")):
         shutil.rmtree(run)
     env = {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
@@ -59,9 +59,9 @@ def one(program, home, dice, slack):
             return subprocess.Popen(command, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
         if tcp:
             where = free_address()
-            jobs = [start([program, *words, "--ranks", "2", "--rendezvous", where, "--rank", str(r)]) for r in range(2)]
+            jobs = [start([program, *args, "--ranks", "2", "--rendezvous", where, "--rank", str(r)]) for r in range(2)]
         else:
-            jobs = [start([*MPIRUN, program, *words])]
+            jobs = [start([*MPIRUN, program, *args])]
         begin = time.time()
         while len(found := [j.pid for j in jobs] if tcp else ranks(program, jobs[0].pid)) < 2 and time.time() < begin + slack:
             time.sleep(0.002)
@@ -76,7 +76,7 @@ def one(program, home, dice, slack):
         elif other.returncode is None and (tcp or any(is_program(program, pid) for pid in found)):
             seen.append(f"has not ended after {TIMEOUT + slack} s")
         elif other.returncode is None:
-            drawn += " (its ranks have ended, and mpirun does not)"
+            described += " (its ranks have ended, and mpirun does not)"
         if tcp:
             os.kill(found[victim], signal.SIGKILL)
         for j in jobs:
@@ -92,28 +92,28 @@ def one(program, home, dice, slack):
     by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text
     if "tessera: " not in text and not by_mpirun:
         seen.append("nobody says why: " + text[-300:])
-    return f"{drawn}; the others ended {took:.1f} s later", seen
+    return f"{described}; the others ended {took:.1f} s later", seen
 
 
 SHORT = f"train {TINY.replace('--steps 300', '--steps 60')} --timeout {TIMEOUT} --ranks 2 --no-eval"
 
 
-def goes_on(program, home, dice, slack):
+def disturbed(program, home, dice, slack):
     """(parameters, violations) of a disturbance that a run must survive"""
     kind = dice.choice(["suspended", "restarted"])
     how = dice.choice(["tcp", "mpirun", "threads"]) if kind == "suspended" else "tcp"
-    words, env = shlex.split(SHORT), {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
+    args, env = shlex.split(SHORT), {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
     if os.path.exists(run := os.path.join(home, "again")):
         shutil.rmtree(run)
-    command, where = [program, *words, "--out", "again"], free_address()
+    command, where = [program, *args, "--out", "again"], free_address()
     victim, moment, pause = dice.randrange(2), dice.random() ** 2 * 2, TIMEOUT + 1 + dice.random() * 2
     with open(os.path.join(home, "err"), "wb") as err:
-        def start(words):
-            return subprocess.Popen(words, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
+        def start(args):
+            return subprocess.Popen(args, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
         def rank(r):
             return start([*command, "--rendezvous", where, "--rank", str(r)])
         if kind == "restarted":
-            drawn = f"rank {victim} is killed {moment:.2f} s into the rendezvous and started again"
+            described = f"rank {victim} is killed {moment:.2f} s into the rendezvous and started again"
             first = rank(victim)
             time.sleep(moment)
             first.kill()
@@ -122,7 +122,7 @@ def goes_on(program, home, dice, slack):
             time.sleep(dice.random())
             jobs = [other, rank(victim)]
         else:
-            drawn = f"all ranks ({how}) are suspended after {moment:.2f} s for {pause:.1f} s"
+            described = f"all ranks ({how}) are suspended after {moment:.2f} s for {pause:.1f} s"
             jobs = [rank(0), rank(1)] if how == "tcp" else [start(command if how == "threads" else [*MPIRUN, *command])]
             found = [j.pid for j in jobs]
             while how == "mpirun" and len(found := ranks(program, jobs[0].pid)) < 2 and jobs[0].poll() is None:
@@ -146,7 +146,7 @@ def goes_on(program, home, dice, slack):
         seen.append("other weights than those of an undisturbed run")
     if seen:
         seen.append(Path(home, "err").read_text(errors="replace")[-300:])
-    return drawn, seen
+    return described, seen
 
 
 def main():
@@ -158,8 +158,8 @@ def main():
         subprocess.run([program, *shlex.split(SHORT), "--quiet", "--out", "undisturbed"], cwd=home, check=True, capture_output=True)
         for i in range(o.runs) if o.only is None else [o.only]:
             dice = random.Random(f"{o.seed} {i}")
-            drawn, seen = (goes_on if dice.random() < 0.5 else one)(program, home, dice, o.slack)
-            print(f"{i}: {drawn}{''.join('; WRONG: ' + s for s in seen)}", flush=True)
+            described, seen = (disturbed if dice.random() < 0.5 else one)(program, home, dice, o.slack)
+            print(f"{i}: {described}{''.join('; WRONG: ' + s for s in seen)}", flush=True)
             bad += bool(seen)
     print(f"{bad} of {o.runs if o.only is None else 1} runs ended otherwise than they must")
     return bad > 0

@@ -29,9 +29,9 @@ def write_ids(tokenizer, text, name):
     numpy.array(tokenizer.encode(text).ids, dtype=numpy.int32).tofile(name)
 
 
-vocab_size, least = int(sys.argv[1]), int(sys.argv[2])
+vocab_size, min_count = int(sys.argv[1]), int(sys.argv[2])
 theirs = byte_level(models.BPE())
-trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=least, show_progress=False,
+trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_count, show_progress=False,
                               initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 theirs.train_from_iterator([read("train.txt")], trainer)
 os.mkdir("theirs")

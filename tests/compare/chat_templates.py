@@ -46,32 +46,32 @@ NO_TEXT = re.compile(r"<(generator|built-in|bound|Macro|Namespace|LoopContext|fu
                      r"|reversed|range_iterator|dict_\w*reverse\w*)|\bdict_(items|keys|values)\(|\brange\(\d| object at 0x")
 
 SYSTEM = {"role": "system", "content": "Be brief.\n Always. "}
-TALK = [{"role": "user", "content": " How many moons has Mars? "}, {"role": "assistant", "content": "Two.\n"},
+CONVERSATION = [{"role": "user", "content": " How many moons has Mars? "}, {"role": "assistant", "content": "Two.\n"},
         {"role": "user", "content": "Their names: \"é\" <&'>?"}, {"role": "assistant", "content": "Phobos & Deimos 🌑"}]
-THOUGHT = [TALK[0], {"role": "assistant", "content": "<think>\nMars... \n</think>\n\nTwo moons."}, TALK[2],
+THOUGHT = [CONVERSATION[0], {"role": "assistant", "content": "<think>\nMars... \n</think>\n\nTwo moons."}, CONVERSATION[2],
            {"role": "assistant", "content": "Deimos", "reasoning_content": "I know it."}]
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": [1, 2.5, None, True]}}}
 TOOLS = [{"type": "function", "function": {
     "name": "weather", "description": "Says the weather.", "parameters": {
         "type": "object", "required": ["city"],
         "properties": {"city": {"type": "string", "description": "A \"town\""}, "days": {"type": "array", "items": {"type": "integer"}}}}}}]
-CALLED = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}, {"role": "tool", "content": "sun"},
-          {"role": "tool", "content": "rain", "name": "weather"}, TALK[3]]
+CALLED = [CONVERSATION[0], {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}, {"role": "tool", "content": "sun"},
+          {"role": "tool", "content": "rain", "name": "weather"}, CONVERSATION[3]]
 DOCUMENTS = [{"title": "Mars", "text": "A planet."}, {"title": "Moon", "text": "A\nstone."}]
-PARTS = [{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image"}]}, TALK[1]]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image"}]}, CONVERSATION[1]]
 
 
 def conversations():
     """Conversations for templates of models."""
-    for messages in (TALK[:1], TALK, TALK[:3], [SYSTEM] + TALK, [SYSTEM], THOUGHT, [SYSTEM] + THOUGHT[:3], CALLED, CALLED[:4],
-                     TALK[1:], [TALK[0], TALK[0]], PARTS, []):
+    for messages in (CONVERSATION[:1], CONVERSATION, CONVERSATION[:3], [SYSTEM] + CONVERSATION, [SYSTEM], THOUGHT, [SYSTEM] + THOUGHT[:3], CALLED, CALLED[:4],
+                     CONVERSATION[1:], [CONVERSATION[0], CONVERSATION[0]], PARTS, []):
         for extra in ({}, {"tools": TOOLS}, {"documents": DOCUMENTS, "enable_thinking": False}):
             for prompt in (False, True):
                 yield {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": prompt,
                        "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", **extra}
 
 
-VARIABLES = {"messages": [SYSTEM] + TALK, "tools": TOOLS, "documents": None, "add_generation_prompt": True, "bos_token": "<s>",
+VARIABLES = {"messages": [SYSTEM] + CONVERSATION, "tools": TOOLS, "documents": None, "add_generation_prompt": True, "bos_token": "<s>",
              "xs": [3, 1, 2, 1], "names": ["Ada", "bob", " Çelik ", "ada"], "d": {"b": 1, "a": [1, 2], "C": "x y"}, "e": {},
              "n": 7, "z": 0, "neg": -3, "f": 2.5, "s": "Hello, World", "t": "  pad\ted\n two\n", "u": "ünï ßtraße 🌑",
              "yes": True, "no": False, "nothing": None, "empty": "",

@@ -82,23 +82,23 @@ SPACES = [" ", " ", " ", " ", " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", " \n
 
 
 def text_of(length, seed):
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     parts, made = [], 0
     while made < length:
-        kind = draw.random()
+        kind = rng.random()
         if kind < 0.45:
-            part = draw.choice(WORDS)
+            part = rng.choice(WORDS)
         elif kind < 0.55:
-            part = "".join(draw.choice("0123456789٣१") for _ in range(draw.randint(1, 9)))
+            part = "".join(rng.choice("0123456789٣१") for _ in range(rng.randint(1, 9)))
         elif kind < 0.6:
-            part = "".join(draw.choice("!?.,;:-_/\\\"'()[]{}<>@#$%^&*+=~`|—…«»") for _ in range(draw.randint(1, 4)))
+            part = "".join(rng.choice("!?.,;:-_/\\\"'()[]{}<>@#$%^&*+=~`|—…«»") for _ in range(rng.randint(1, 4)))
         elif kind < 0.62:
-            part = "".join(chr(draw.randint(0, 0x1F)) for _ in range(2))
+            part = "".join(chr(rng.randint(0, 0x1F)) for _ in range(2))
         else:
-            first, last = draw.choice(BLOCKS)
-            part = "".join(chr(draw.randint(first, last)) for _ in range(draw.randint(1, 8)))
+            first, last = rng.choice(BLOCKS)
+            part = "".join(chr(rng.randint(first, last)) for _ in range(rng.randint(1, 8)))
             part = "".join(c for c in part if unicodedata.category(c) != "Cn" and c not in NEWER)
-        part += draw.choice(SPACES) if draw.random() < 0.8 else ""
+        part += rng.choice(SPACES) if rng.random() < 0.8 else ""
         parts.append(part)
         made += len(part.encode())
     return "".join(parts)

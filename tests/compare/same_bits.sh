@@ -39,13 +39,13 @@ tuned="$short --data ../sums.jsonl --steps 4 --eval-every 2 --save-every 2"
 same=0
 differ=0
 
-asked() { # asked NAME WORDS: whether this row is selected
+asked() { # asked NAME ARGS: whether this row is selected
   local word
   for word in ${wanted[@]+"${wanted[@]}"}; do [[ "$1 $2" != *"$word"* ]] || return 0; done
   [ ${#wanted[@]} -eq 0 ]
 }
 
-verdict() { # verdict NAME WORDS DIFFERENCE: an empty difference means equal
+verdict() { # verdict NAME ARGS DIFFERENCE: an empty difference means equal
   if [ -z "$3" ]; then
     same=$((same + 1))
     printf 'same     %-10s %s\n' "$1" "$2"
@@ -55,9 +55,9 @@ verdict() { # verdict NAME WORDS DIFFERENCE: an empty difference means equal
   fi
 }
 
-given() { folder[$1]=$2; } # given NAME WORDS: a folder created by the old build for rows that use ../NAME
+given() { folder[$1]=$2; } # given NAME ARGS: a folder created by the old build for rows that use ../NAME
 
-prepare() { # prepare WORDS: creates the folders used in WORDS
+prepare() { # prepare ARGS: creates the folders used in ARGS
   local name
   for name in "${!folder[@]}"; do
     [[ "$1 " == *"../$name "* && ! -e $work/$name ]] || continue
@@ -67,7 +67,7 @@ prepare() { # prepare WORDS: creates the folders used in WORDS
   done
 }
 
-# in_both BEFORE WORDS: runs both programs in separate directories; output is stored in out.txt, err.txt and status.txt.
+# in_both BEFORE ARGS: runs both programs in separate directories; output is stored in out.txt, err.txt and status.txt.
 in_both() {
   local side
   prepare "$2"
@@ -86,7 +86,7 @@ compared() { # compared HOW NAME: the first difference between both results
 }
 
 
-# makes NAME WORDS [BEFORE [COMMAND]]: a command that writes a folder. Memory of waiting ranks varies between runs, so a
+# makes NAME ARGS [BEFORE [COMMAND]]: a command that writes a folder. Memory of waiting ranks varies between runs, so a
 # larger peak is measured again.
 makes() {
   local difference turn
@@ -100,16 +100,16 @@ makes() {
   verdict "$1" "$2" "$difference"
 }
 
-trains() { # trains NAME WORDS [BEFORE]
+trains() { # trains NAME ARGS [BEFORE]
   makes "$1" "$2" "${3:-}" "train $small --steps 4 --eval-every 2 --save-every 2"
 }
 
-tunes() { # tunes NAME WORDS: on examples, from the run in WORDS
+tunes() { # tunes NAME ARGS: on examples, from the run in ARGS
   makes "$1" "$2" "" "train $tuned"
 }
 
 # Both builds resume a run of the old build with another layout.
-resumes() { # resumes WORDS WORDS [COMMAND]
+resumes() { # resumes ARGS ARGS [COMMAND]
   asked resume "$1, then $2" || return 0
   in_both "" "${3:-train $small} $1 --steps 2 --out run"
   rm -rf "$work/new/run"
@@ -119,7 +119,7 @@ resumes() { # resumes WORDS WORDS [COMMAND]
   rm -rf "$work"/{old,new}/run
 }
 
-answers() { # answers NAME HOW WORDS: standard output of a command, compared as json or words
+answers() { # answers NAME HOW ARGS: standard output of a command, compared as json or words
   asked "$1" "$3" || return 0
   local prose=$prose
   [ "$1" != generate ] || prose=  # the output is the model's

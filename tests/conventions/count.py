@@ -45,7 +45,7 @@ def lines_of_code(path, text):
 
 def in_checkout(tops):
     """Lines of code of each file below these directories, by path."""
-    paths = [os.path.join(folder, name) for top in tops for folder, _, names in os.walk(os.path.join(ROOT, top))
+    paths = [os.path.join(directory, name) for top in tops for directory, _, names in os.walk(os.path.join(ROOT, top))
              for name in names if os.path.splitext(name)[1] in KINDS]
     found = {}
     for path in paths:
@@ -91,8 +91,8 @@ def complaints(found, table):
             yield f"{row}: {counts[0]} lines of code in {counts[1]} files, and no row in the budget"
         elif row in allowed and not counts[1]:
             yield f"{row}: has a row in the budget, and no file"
-        for number, most, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
-            if number > most:
+        for number, limit, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
+            if number > limit:
                 yield f"{row}: {number} {unit}, allowed {most}; a commit that raises a limit gives the reason"
 
 
@@ -102,7 +102,7 @@ def main():
     parser.add_argument("--since", metavar="REV")
     parser.add_argument("--check", metavar="TABLE")
     asked = parser.parse_args()
-    rows = [folder.rstrip("/") for folder in asked.folders] or [*LAYERS, "tests", *SUMS]
+    rows = [directory.rstrip("/") for directory in asked.folders] or [*LAYERS, "tests", *SUMS]
     tops = dict.fromkeys([*LAYERS, "tests", *(row.split("/")[0] for row in rows)])
     found = in_checkout(tops)
     if asked.check:

@@ -25,9 +25,9 @@ BUDGET = "# folder lines files\nnn 9 3\ntensor 2 1\napp 6 4\ntests {tests} 2\nco
 
 class Count(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = folder.name
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.root = directory.name
         for path, text in FILES.items():
             self.write(path, text)
         os.makedirs(os.path.join(self.root, "tests/conventions"))
@@ -56,9 +56,9 @@ class Count(unittest.TestCase):
 
     def test_comments_blanks_and_includes_are_not_counted(self):
         for path, lines in (("nn/a.h", 3), ("nn/b.cpp", 5), ("app/e.py", 2), ("app/f.sh", 2), ("app/page/g.html", 1)):
-            folder = "alone/" + path.replace("/", "_")
+            directory = "alone/" + path.replace("/", "_")
             self.write(f"{folder}/{os.path.basename(path)}", FILES[path])
-            self.assertEqual(self.rows(folder + "/"), {folder: [str(lines), "1"]})
+            self.assertEqual(self.rows(directory + "/"), {directory: [str(lines), "1"]})
 
     def test_core_and_peripheral_lines_are_counted_separately(self):
         rows = self.rows()

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# devcontainer_room.sh FOLDER: runs the steps of .devcontainer in a bare Debian 12, created by debootstrap in FOLDER: the RUN
+# devcontainer_room.sh DIR: runs the steps of .devcontainer in a bare Debian 12, created by debootstrap in DIR: the RUN
 # of the Containerfile's target, then postCreateCommand in a checkout of HEAD. Requires root.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
-room=$(realpath -m "${1:?devcontainer_room.sh FOLDER}")
+room=$(realpath -m "${1:?devcontainer_room.sh DIR}")
 described=$root/.devcontainer/devcontainer.json
 field() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))

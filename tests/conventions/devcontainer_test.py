@@ -42,28 +42,28 @@ FORMAT = fields({
 }, ["build"])
 
 
-def faults(described, folder):
+def faults(described, directory):
     """The errors in a configuration whose paths are relative to `folder`."""
     out = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in
            jsonschema.Draft7Validator(FORMAT).iter_errors(described)]
     if out:
         return out
     build = described["build"]
-    recipe = folder / build["dockerfile"]
-    if not recipe.is_file() or not (folder / build.get("context", ".")).is_dir():
+    recipe = directory / build["dockerfile"]
+    if not recipe.is_file() or not (directory / build.get("context", ".")).is_dir():
         return [f"{recipe} or its context is not there"]
     if not re.search(rf"^FROM .* AS {re.escape(build.get('target', ''))}$", recipe.read_text(), re.M):
         out.append(f"{recipe.name} has no target {build.get('target')}")
     program = described["postCreateCommand"].split()[0]
-    if not (folder / ".." / program).is_file():
+    if not (directory / ".." / program).is_file():
         out.append(f"postCreateCommand: no {program} in a checkout")
     return out
 
 
 def main():
-    folder = pathlib.Path(__file__).resolve().parents[2] / ".devcontainer"
-    ours = json.loads((folder / "devcontainer.json").read_text())
-    assert faults(ours, folder) == [], faults(ours, folder)
+    directory = pathlib.Path(__file__).resolve().parents[2] / ".devcontainer"
+    ours = json.loads((directory / "devcontainer.json").read_text())
+    assert faults(ours, directory) == [], faults(ours, directory)
     for path, value in [(["postCreateComand"], "true"), (["build", "dockerFile"], "x"), (["build", "target"], "none"),
                         (["build", "dockerfile"], "../none"), (["hostRequirements", "memory"], "8 GB"),
                         (["hostRequirements", "cpus"], "2"), (["postCreateCommand"], 1), (["postCreateCommand"], "./none"),
@@ -73,7 +73,7 @@ def main():
         for name in path[:-1]:
             at = at[name]
         at[path[-1]] = value
-        assert faults(changed, folder), f"{'.'.join(path)} = {value} is not refused"
+        assert faults(changed, directory), f"{'.'.join(path)} = {value} is not refused"
 
 
 main()

@@ -122,7 +122,7 @@ std::set<std::string> given_names(const std::vector<Source>& sources) {
   static const std::regex given(R"re((?:param|child<\w+>)\("(\w+)\.?")re");
   std::set<std::string> names;
   for (const Source& source : sources) {
-    if (source.folder() != "nn" && source.folder() != "models") continue;
+    if (source.directory() != "nn" && source.directory() != "models") continue;
     for (const std::string& name : first_groups(source.text, given)) names.insert(name);
   }
   return names;
@@ -133,7 +133,7 @@ std::string compares_name(const Source& source, const std::set<std::string>& nam
   static const std::regex literal(
       R"re((?:[=!]=\s*|\b(?:r?find|starts_with|ends_with|compare)\()"([\w.]+)"|"([\w.]+)"\s*[=!]=)re");
   static const std::regex word(R"((\w+))");
-  if (source.folder() == "tests" || !source.is_code()) return "";
+  if (source.directory() == "tests" || !source.is_code()) return "";
   for (const std::smatch& at : matches(source.text, literal)) {
     const std::string text = at[1].matched ? at[1] : at[2];
     for (const std::string& part : first_groups(text, word))
@@ -192,7 +192,7 @@ std::string names_an_option(const Source& source) {
   static const std::set<std::string> libraries{"base", "tensor", "autograd", "nn",      "optim",  "parallel",
                                                "lab",  "models", "train",    "planner", "verify", "data"};
   static const std::regex option("--[a-z]");
-  if (!source.is_code() || !libraries.contains(source.folder())) return "";
+  if (!source.is_code() || !libraries.contains(source.directory())) return "";
   for (const std::string& literal : find_literals(source.text))
     if (std::regex_search(literal, option) && literal != "--connect-timeout")  // curl's
       return "contains \"" + literal + "\"; expected the name of a field between backticks";
@@ -208,7 +208,7 @@ std::string undocumented_variable(const Source& source) {
                                              "verify",   "data",   "app",      "hub",   "bench"};
   static const std::string help = read_text(std::string(TESSERA_SOURCE_DIR) + "/app/help/tessera.txt");
   static const std::regex reads("(?:getenv|environment)\\(\"([A-Z_]+)\"\\)"), launchers("(SLURM|PMI|PMIX|OMPI|MV2)_.*");
-  if (!source.is_code() || !product.contains(source.folder())) return "";
+  if (!source.is_code() || !product.contains(source.directory())) return "";
   for (const std::string& name : first_groups(source.text, reads))
     if (!std::regex_match(name, launchers) && help.find(name) == std::string::npos)
       return "reads the variable " + name + ", which `tessera --help` does not list (app/help/tessera.txt)";

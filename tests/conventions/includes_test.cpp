@@ -38,7 +38,7 @@ const Graph kAllowed{
 
 std::string broken_layering(const Source& source) {
   if (!source.is_code()) return "";
-  const auto allowed = kAllowed.find(source.folder());
+  const auto allowed = kAllowed.find(source.directory());
   for (const Include& include : read_includes(source)) {
     if (!include.quoted) continue;
     const size_t slash = include.name.find('/');
@@ -48,8 +48,8 @@ std::string broken_layering(const Source& source) {
     static const std::regex joining("models/(layout|decoder_layout|language_model)\\.(h|cpp)");
     const bool joins = std::regex_match(source.path, joining);
     if (joins && layer == "parallel") continue;
-    if (allowed != kAllowed.end() && layer != source.folder() && !allowed->second.contains(layer))
-      return source.folder() + "/ may not include \"" + include.name + "\"";
+    if (allowed != kAllowed.end() && layer != source.directory() && !allowed->second.contains(layer))
+      return source.directory() + "/ may not include \"" + include.name + "\"";
   }
   return "";
 }
@@ -77,7 +77,7 @@ std::string upward_in_tensor(const Source& source) {
   static const std::set<std::string> below{"tensor", "autograd", "nn"},
       storage{"tensor/arena.cpp", "tensor/tensor.cpp"};
   static const std::regex type(R"(\bcuda::[A-Z])");
-  if (!source.is_code() || !below.contains(source.folder())) return "";
+  if (!source.is_code() || !below.contains(source.directory())) return "";
   const auto in = [](const std::string& path, const char* part) { return path.find(part) != std::string::npos; };
   const bool gpu = source.is_cuda() || in(source.path, "/cuda/");
   const bool shared = source.path.starts_with("tensor/cpu/") || source.path.starts_with("tensor/cuda/");
@@ -99,7 +99,8 @@ bool is_standard(const std::string& name) {
 }
 
 std::string third_party_in_tensor_header(const Source& source) {
-  if (source.folder() != "tensor" || !source.is_header() || source.path.find("/cuda/") != std::string::npos) return "";
+  if (source.directory() != "tensor" || !source.is_header() || source.path.find("/cuda/") != std::string::npos)
+    return "";
   for (const Include& include : read_includes(source))
     if (!include.quoted && !is_standard(include.name)) return "a header of tensor/ includes <" + include.name + ">";
   return "";
@@ -119,7 +120,7 @@ std::string reached(const Source& source, const std::regex& refused, std::set<st
 
 // nvcc cannot compile fmt or spdlog in C++20: no .cu file may reach one of them.
 std::string third_party_in_cuda(const Source& source) {
-  if (!source.is_cuda() || source.folder() == "tests" || source.folder() == "bench") return "";
+  if (!source.is_cuda() || source.directory() == "tests" || source.directory() == "bench") return "";
   static const std::regex refused("^(fmt|spdlog|CLI|nlohmann|oneapi|gtest)/|^dnnl");
   return reached(source, refused);
 }
@@ -148,11 +149,11 @@ Graph layer_graph(const std::vector<Source>& sources) {
   static const std::set<std::string> outside{"tests", "examples", ""};
   Graph graph;
   for (const Source& source : sources) {
-    if (!source.is_code() || outside.contains(source.folder())) continue;
-    std::set<std::string>& to = graph[source.folder()];
+    if (!source.is_code() || outside.contains(source.directory())) continue;
+    std::set<std::string>& to = graph[source.directory()];
     for (const Include& include : read_includes(source))
       if (const std::string layer = include.name.substr(0, include.name.find('/'));
-          include.quoted && layer != source.folder())
+          include.quoted && layer != source.directory())
         to.insert(layer);
   }
   return closure(graph);

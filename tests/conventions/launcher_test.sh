@@ -24,7 +24,7 @@ run() {  # run ARGS...: runs the launcher; output in out and err, exit status in
   status=0
   "$home/tessera" "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
 }
-gives() {  # gives WHAT TEXT: checks that a run prints exactly TEXT on standard output
+expect_output() {  # expect_output WHAT TEXT: checks that a run prints exactly TEXT on standard output
   run
   check "$1" test "$(<"$work/out")" = "$2"
 }
@@ -95,14 +95,14 @@ got=$(cd "$work/elsewhere" && "$work/link" read file.txt)
 check "relative paths are the caller's, through a symbolic link too" test "$got" = Z
 
 edit extra.cpp 'int extra() { return 7; }'
-gives "an added file is noticed" first7
+expect_output "an added file is noticed" first7
 edit extra.cpp 'int extra() { return 8; }'
-gives "an edited file is noticed" first8
+expect_output "an edited file is noticed" first8
 rm "$home/extra.cpp"
-gives "a removed file is noticed" first0
+expect_output "a removed file is noticed" first0
 touch -d 2001-01-01 "$home/old.cpp"
 printf 'int extra() { return 9; }\n' >"$work/old" && touch -d 2001-01-01 "$work/old" && cp -p "$work/old" "$home/old.cpp"
-gives "an added file with an old date is noticed" first9
+expect_output "an added file with an old date is noticed" first9
 rm "$home/old.cpp"
 
 edit main.cpp 'int main() { return }'

@@ -2,7 +2,7 @@
 """Tests of the figure files on the pages: in light and dark mode each text has sufficient contrast with its background, and
 each pass of a pipeline has its letter.
 
-usage: pictures_test.py FOLDER
+usage: pictures_test.py DIR
 """
 import pathlib
 import re
@@ -39,7 +39,7 @@ def elements(node, x=0, y=0):
 def wrong_in(path):
     root = xml.etree.ElementTree.parse(path).getroot()
     day, night = root.find(SVG + "style").text.split("@media")
-    drawn = list(elements(root))
+    shapes = list(elements(root))
     for rules in (fills(day), fills(day) | fills(night)):
         def value(classes, what, other):
             return next((rules[c, what] for c in classes if (c, what) in rules), other)
@@ -47,19 +47,19 @@ def wrong_in(path):
         def colour(classes):
             return [int(value(classes, "fill", rules["text", "fill"])[i:i + 2], 16) for i in (1, 3, 5)]
 
-        for i, (x, y, _, _, classes, words) in enumerate(drawn):
-            behind = [255, 255, 255]
-            for left, top, right, bottom, box, _ in drawn[:i] if words else ():
+        for i, (x, y, _, _, classes, label) in enumerate(shapes):
+            background = [255, 255, 255]
+            for left, top, right, bottom, box, _ in shapes[:i] if label else ():
                 if left <= x <= right and top <= y <= bottom:
                     over = float(value(box, "fill-opacity", 1))
-                    behind = [over * a + (1 - over) * b for a, b in zip(colour(box), behind)]
-            if words and contrast(colour(classes), behind) < 4.5:
-                yield f"{words}: contrast {contrast(colour(classes), behind):.2f}"
+                    background = [over * a + (1 - over) * b for a, b in zip(colour(box), background)]
+            if label and contrast(colour(classes), background) < 4.5:
+                yield f"{label}: contrast {contrast(colour(classes), background):.2f}"
     if path.stem in ("schedules", "v-shapes", "zero-bubble"):
-        if "paler: a rank's later stages" not in [words for *_, words in drawn]:
+        if "paler: a rank's later stages" not in [label for *_, label in shapes]:
             yield "paler boxes are not in the legend"
-        for i, (left, top, right, bottom, classes, _) in enumerate(drawn):
-            inside = "".join(e[5] for e in drawn[i + 1:i + 3] if e[5] and left < e[0] < right and top < e[1] < bottom)
+        for i, (left, top, right, bottom, classes, _) in enumerate(shapes):
+            inside = "".join(e[5] for e in shapes[i + 1:i + 3] if e[5] and left < e[0] < right and top < e[1] < bottom)
             if "pass" in classes and not re.fullmatch(classes[0][-1] + "[0-9]+", inside):
                 yield f"{inside or 'nothing'} stands in {classes}"
 

@@ -18,7 +18,7 @@ struct Source {
   std::string path, text;
 
   // "tensor" of tensor/cpu/loops.h; empty for a file at the root.
-  std::string folder() const { return path.find('/') == std::string::npos ? "" : path.substr(0, path.find('/')); }
+  std::string directory() const { return path.find('/') == std::string::npos ? "" : path.substr(0, path.find('/')); }
   bool ends_with(const std::string& tail) const { return path.ends_with(tail); }
   bool is_header() const { return ends_with(".h"); }
   bool is_cuda() const { return ends_with(".cu") || ends_with(".cuh"); }

@@ -45,14 +45,14 @@ namespace {
 
 constexpr size_t kStack = 256 * 1024;
 constexpr unsigned kMaxThreads = 1024, kLanes = 32;
-constexpr uint64_t kMaxShared = 227 * 1024, kSharedRoom = kMaxShared + 1024;
+constexpr uint64_t kMaxShared = 227 * 1024, kSharedBytes = kMaxShared + 1024;
 
 enum class State : uint8_t { ready, at_block, at_warp, ended };
 
 struct Fiber {
   std::byte* stack = nullptr;
-  void* top = nullptr;   // saved stack pointer
-  void* kept = nullptr;  // AddressSanitizer's
+  void* top = nullptr;         // saved stack pointer
+  void* fake_stack = nullptr;  // AddressSanitizer's
   FiberId known = nullptr;
   State state = State::ended;
 };
@@ -73,7 +73,7 @@ struct Warp {
 class Block {
  public:
   Block() : fibers_(kMaxThreads), warps_(kMaxThreads / kLanes) {
-    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, kSharedRoom));
+    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, kSharedBytes));
   }
   ~Block() {
     for (Fiber& f : fibers_)
@@ -81,7 +81,7 @@ class Block {
         forget(f.known);
         munmap(f.stack, kStack);
       }
-    allow(shared_, kSharedRoom);
+    allow(shared_, kSharedBytes);
     std::free(shared_);
   }
 
@@ -101,7 +101,7 @@ class Block {
         if (fibers_[t].state != State::ready) continue;
         current_ = t;
         enter(t);
-        go_on(fibers_[t]);
+        resume(fibers_[t]);
         moved_ = true;
       }
       if (!moved_) fail("threads wait for each other at different barriers");
@@ -110,10 +110,10 @@ class Block {
   }
 
   // Provides `bytes` of shared memory filled with NaN in every dtype; AddressSanitizer poisons the memory after it.
-  void give_shared(uint64_t bytes) {
+  void allow_shared(uint64_t bytes) {
     allow(shared_, bytes);
     std::memset(shared_, 0xff, bytes);
-    forbid(shared_ + bytes, kSharedRoom - bytes);
+    forbid(shared_ + bytes, kSharedBytes - bytes);
   }
 
   unsigned current() const { return current_; }
@@ -178,19 +178,19 @@ class Block {
  private:
   void prepare(Fiber& f);
 
-  void go_on(Fiber& f) {
-    leave_for(&kept_, f.stack, kStack);
+  void resume(Fiber& f) {
+    leave_for(&fake_stack_, f.stack, kStack);
     switch_fiber(f.known);
     tessera_switch_stack(&top_, f.top);
-    arrived(kept_, nullptr, nullptr);
+    arrived(fake_stack_, nullptr, nullptr);
   }
   // Returns to the fiber scheduler until the running fiber is ready again.
   void wait() {
     Fiber& f = fibers_[current_];
-    leave_for(&f.kept, bottom_, size_);
+    leave_for(&f.fake_stack, bottom_, size_);
     switch_fiber(scheduler_);
     tessera_switch_stack(&f.top, top_);
-    arrived(f.kept, &bottom_, &size_);
+    arrived(f.fake_stack, &bottom_, &size_);
   }
   void release_block() {
     if (waiting_ == 0 || waiting_ < alive_) return;
@@ -206,7 +206,7 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   unsigned threads_ = 0, alive_ = 0, waiting_ = 0, current_ = 0;
   bool backwards_ = true, moved_ = false;
-  void *top_ = nullptr, *kept_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
+  void *top_ = nullptr, *fake_stack_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
   const void* bottom_ = nullptr;
   size_t size_ = 0;
   FiberId scheduler_ = nullptr;  // the thread that runs the fibers
@@ -248,7 +248,7 @@ bool can_run(uint64_t threads, uint64_t shared_bytes) {
 void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void(unsigned)>& enter,
                const std::function<void()>& body) {
   if (!running) running = std::make_unique<Block>();
-  running->give_shared(shared_bytes);
+  running->allow_shared(shared_bytes);
   count_block(shared_bytes);
   running->run(threads, enter, body);
 }

@@ -16,24 +16,24 @@ class MemoryRegistry {
   // Returns the bytes of the allocation; 0 if there is none.
   size_t remove(const void* p) {
     const std::lock_guard lock(mutex_);
-    const auto piece = ends_.find(static_cast<const std::byte*>(p));
-    if (piece == ends_.end()) return 0;
-    const auto bytes = static_cast<size_t>(piece->second - piece->first);
-    ends_.erase(piece);
+    const auto range = ends_.find(static_cast<const std::byte*>(p));
+    if (range == ends_.end()) return 0;
+    const auto bytes = static_cast<size_t>(range->second - range->first);
+    ends_.erase(range);
     return bytes;
   }
   bool has(const void* p, size_t bytes) const {
     const std::lock_guard lock(mutex_);
     const auto* const first = static_cast<const std::byte*>(p);
-    return first + bytes <= end_of_piece(first);
+    return first + bytes <= end_of_range(first);
   }
   bool begins_in_one(const void* p) const {
     const std::lock_guard lock(mutex_);
-    return end_of_piece(static_cast<const std::byte*>(p)) != nullptr;
+    return end_of_range(static_cast<const std::byte*>(p)) != nullptr;
   }
 
  private:
-  const std::byte* end_of_piece(const std::byte* p) const {
+  const std::byte* end_of_range(const std::byte* p) const {
     const auto after = ends_.upper_bound(p);
     return after != ends_.begin() && p < std::prev(after)->second ? std::prev(after)->second : nullptr;
   }

@@ -126,11 +126,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (!comm) return ncclInvalidArgument;
-  const bool on_its_way = comm->asks > 0 || comm->rank->exchange->state() == ncclInProgress;
+  const bool in_transit = comm->asks > 0 || comm->rank->exchange->state() == ncclInProgress;
   if (comm->asks > 0) --comm->asks;
-  if (!on_its_way) comm->launch();
+  if (!in_transit) comm->launch();
   *state = comm->rank->exchange->state();
-  if (*state == ncclSuccess && on_its_way) *state = ncclInProgress;
+  if (*state == ncclSuccess && in_transit) *state = ncclInProgress;
   return ncclSuccess;
 }
 

@@ -70,7 +70,7 @@ Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& ar
   if (call.kind != Kind::all_gather)
     return sum_arrays(call, arrays, call.kind == Kind::reduce_scatter ? rank * call.count : 0);
   Bytes all;
-  for (const Bytes& piece : arrays) all.insert(all.end(), piece.begin(), piece.end());
+  for (const Bytes& one_array : arrays) all.insert(all.end(), one_array.begin(), one_array.end());
   return all;
 }
 
@@ -86,8 +86,8 @@ size_t element_size(ncclDataType_t type) {
 bool move_data(const std::vector<NcclCall>& calls) {
   std::vector<Bytes> arrays;
   for (size_t r = 0; r < calls.size(); ++r) {
-    const size_t pieces = chunks_from(calls[r], r, calls.size());
-    arrays.emplace_back(pieces * calls[r].count * element_size(calls[r].type));
+    const size_t chunks = chunks_from(calls[r], r, calls.size());
+    arrays.emplace_back(chunks * calls[r].count * element_size(calls[r].type));
     if (!get(calls[r], arrays.back())) return false;
   }
   for (size_t r = 0; r < calls.size(); ++r)

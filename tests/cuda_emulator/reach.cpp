@@ -51,7 +51,7 @@ void tell(int, siginfo_t* what, void*) {
 }
 #endif
 
-void give(void* p, size_t bytes, int access, int key) {
+void allow(void* p, size_t bytes, int access, int key) {
   if (keys.work()) pkey_mprotect(p, bytes, access, key);
 }
 
@@ -71,9 +71,9 @@ Acting::~Acting() {
 }
 
 bool is_guarded() { return keys.work(); }
-void assign_to_gpu(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.gpu); }
-void assign_to_host(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.host); }
-void assign_to_both(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, kShared); }
+void assign_to_gpu(void* p, size_t bytes) { allow(p, bytes, PROT_READ | PROT_WRITE, keys.gpu); }
+void assign_to_host(void* p, size_t bytes) { allow(p, bytes, PROT_READ | PROT_WRITE, keys.host); }
+void assign_to_both(void* p, size_t bytes) { allow(p, bytes, PROT_READ | PROT_WRITE, kShared); }
 
 }  // namespace tessera::emulator
 

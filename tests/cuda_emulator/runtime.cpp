@@ -145,7 +145,7 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
 cudaError_t cudaFreeHost(void* p) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   if (registered_memory().remove(p) == 0) return cudaErrorInvalidValue;
-  tessera::emulator::go_on();  // like CUDA, waits for work that may use it
+  tessera::emulator::resume();  // like CUDA, waits for work that may use it
   std::free(p);
   return cudaSuccess;
 }

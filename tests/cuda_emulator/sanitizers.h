@@ -13,11 +13,11 @@ namespace tessera::emulator {
 
 // AddressSanitizer must be notified of every stack switch.
 #ifdef __SANITIZE_ADDRESS__
-inline void leave_for(void** kept, const void* bottom, size_t size) {
-  __sanitizer_start_switch_fiber(kept, bottom, size);
+inline void leave_for(void** fake_stack, const void* bottom, size_t size) {
+  __sanitizer_start_switch_fiber(fake_stack, bottom, size);
 }
-inline void arrived(void* kept, const void** bottom, size_t* size) {
-  __sanitizer_finish_switch_fiber(kept, bottom, size);
+inline void arrived(void* fake_stack, const void** bottom, size_t* size) {
+  __sanitizer_finish_switch_fiber(fake_stack, bottom, size);
 }
 inline void allow(const void* p, size_t bytes) { __asan_unpoison_memory_region(p, bytes); }
 inline void forbid(const void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }

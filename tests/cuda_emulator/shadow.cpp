@@ -27,7 +27,7 @@ struct Range {
 };
 struct Waiting {
   std::vector<Range> ranges;
-  std::vector<Point> behind;
+  std::vector<Point> dependencies;
 };
 
 class Shadow {
@@ -59,7 +59,7 @@ class Shadow {
  private:
   void catch_up() {
     std::erase_if(waiting_, [](const Waiting& w) {
-      if (!std::all_of(w.behind.begin(), w.behind.end(), std::mem_fn(&Point::is_reached))) return false;
+      if (!std::all_of(w.dependencies.begin(), w.dependencies.end(), std::mem_fn(&Point::is_reached))) return false;
       for (const Range& r : w.ranges) forbid_now(r.begin, static_cast<size_t>(r.end - r.begin));
       return true;
     });

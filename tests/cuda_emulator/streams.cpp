@@ -57,7 +57,7 @@ std::vector<Point> ends_of_lines() {
     if (const uint64_t pushed = line->pushed(); line->done() < pushed) ends.push_back({line, pushed});
   return ends;
 }
-void go_on() {
+void resume() {
   for (const std::shared_ptr<Line>& line : lines_now()) line->progress();
 }
 bool Point::is_reached() const {

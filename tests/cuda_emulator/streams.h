@@ -92,7 +92,7 @@ cudaError_t not_while_capturing();
 // Runs all queued work; waits for other ranks.
 void finish(cudaStream_t stream);
 // Runs unblocked tasks on all streams.
-void go_on();
+void resume();
 
 }  // namespace tessera::emulator
 

@@ -111,7 +111,7 @@ void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joine
 }
 
 // Naive training: count all pairs, merge the most frequent, repeat.
-BpeTokenizer reference_training(std::string_view text, int64_t vocab, int64_t least) {
+BpeTokenizer reference_training(std::string_view text, int64_t vocab, int64_t min_frequency) {
   std::vector<std::string> tokens = byte_tokens();
   Numbers ids = to_numbers(tokens);
   std::vector<std::vector<int32_t>> words = find_words(text, ids);
@@ -123,7 +123,7 @@ BpeTokenizer reference_training(std::string_view text, int64_t vocab, int64_t le
     const auto best = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
       return a.second != b.second ? a.second < b.second : a.first > b.first;
     });
-    if (best == counts.end() || best->second < least) break;
+    if (best == counts.end() || best->second < min_frequency) break;
     const auto [left, right] = best->first;
     const std::string joined = tokens[static_cast<size_t>(left)] + tokens[static_cast<size_t>(right)];
     const auto [place, added] = ids.emplace(joined, static_cast<int32_t>(tokens.size()));
@@ -152,9 +152,9 @@ TEST(BpeTokenizer, TrainingAndEncodingMatchNaiveAlgorithm) {
     const std::string text = seed % 3 == 0   ? random_bytes(600, seed, 256)
                              : seed % 3 == 1 ? "aaaa " + random_bytes(600, seed, 100)
                                              : test::mixed_text().substr(seed * 97, 700);
-    const int64_t least = 1 + static_cast<int64_t>(seed % 4);
-    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .min_count = least});
-    const BpeTokenizer plain = reference_training(text, 420, least);
+    const int64_t min_frequency = 1 + static_cast<int64_t>(seed % 4);
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .min_count = min_frequency});
+    const BpeTokenizer plain = reference_training(text, 420, min_frequency);
     ASSERT_EQ(ours.tokens(), plain.tokens());
     ASSERT_EQ(ours.merges_txt(), plain.merges_txt());
     for (const std::string& other : {text, random_bytes(500, seed + 100, 256), test::mixed_text().substr(300, 900)}) {
@@ -239,10 +239,10 @@ constexpr const char* kBrokenShown = "a\xEF\xBF\xBD\xEF\xBF\xBD b \xEF\xBF\xBD c
 TEST(BpeTokenizer, TrainingAndEncodingMatchHfTokenizers) {
   if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
   const std::string text = test::mixed_text();
-  for (const auto& [vocab, least] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
-    SCOPED_TRACE(testing::Message() << "vocabulary " << vocab << ", least count " << least);
+  for (const auto& [vocab, min_frequency] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
+    SCOPED_TRACE(testing::Message() << "vocabulary " << vocab << ", least count " << min_frequency);
     const test::Exchange exchange;
-    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .min_count = least});
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .min_count = min_frequency});
     make_directories(exchange.path("ours"));
     exchange.write_text("ours/vocab.json", ours.vocab_json());
     exchange.write_text("ours/merges.txt", ours.merges_txt());
@@ -252,7 +252,7 @@ TEST(BpeTokenizer, TrainingAndEncodingMatchHfTokenizers) {
     const std::vector<int32_t> broken = ours.encode(kBroken);
     exchange.write("broken.ids", std::span<const int32_t>(broken));
     exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/bpe_tokenizers.py",
-                 std::to_string(vocab) + " " + std::to_string(least));
+                 std::to_string(vocab) + " " + std::to_string(min_frequency));
 
     const BpeTokenizer theirs = BpeTokenizer::load_files(exchange.path("theirs"));
     EXPECT_EQ(theirs.tokens(), ours.tokens());
@@ -270,7 +270,7 @@ TEST(ExportedTokenizers, TokensMatchHfTokenizers) {
   const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(std::make_unique<ByteTokenizer>());
-  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, "t")));
+  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::from_text(text, "t")));
   all.push_back(std::make_unique<BpeTokenizer>(train_bpe(test::mixed_text(), {.vocab_size = 800})));
   for (const auto& tokenizer : all) {
     SCOPED_TRACE(tokenizer->kind());
@@ -298,8 +298,8 @@ TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
   exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_patterns.py", bytes ? bytes : "300000");
   const std::string text = read_file(exchange.path("text.txt"));
   std::istringstream times(read_file(exchange.path("milliseconds.txt")));
-  int met = 0;
-  for (std::string name, theirs; times >> name >> theirs; ++met) {
+  int found = 0;
+  for (std::string name, theirs; times >> name >> theirs; ++found) {
     SCOPED_TRACE(name);
     const auto tokenizer = Tokenizer::open_folder(exchange.path(name));
     const auto began = std::chrono::steady_clock::now();
@@ -317,7 +317,7 @@ TEST(HubTokenizers, TokensMatchHfTokenizersInManyScripts) {
     EXPECT_TRUE(decoded == theirs_decoded)
         << "'" << decoded.substr(at, 40) << "', the library '" << theirs_decoded.substr(at, 40) << "'";
   }
-  EXPECT_EQ(met, 14);
+  EXPECT_EQ(found, 14);
 }
 
 }  // namespace

@@ -150,32 +150,32 @@ TEST_F(DatasetTest, TinyshakespeareIsOneDocument) {
   EXPECT_FALSE(builtin_text("dickens"));
 }
 
-// --- mixtures: parsing of weights, shares, and the order that matches them over every prefix ---
+// --- mixtures: parsing of weights, ratios, and the order that matches them over every prefix ---
 
-// Each dataset has its share of every prefix to within less than one sequence, and its sequences come in order.
-void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
-  const MixtureOrder order(shares);
-  const int64_t sum = std::reduce(shares.begin(), shares.end(), int64_t{0});
-  std::vector<int64_t> taken(shares.size());
+// Each dataset has its fraction of every prefix to within less than one sequence, and its sequences come in order.
+void expect_ratios(const std::vector<int64_t>& ratios, int64_t until) {
+  const MixtureOrder order(ratios);
+  const int64_t sum = std::reduce(ratios.begin(), ratios.end(), int64_t{0});
+  std::vector<int64_t> taken(ratios.size());
   for (int64_t n = 0; n < until; ++n) {
     const auto [dataset, nth] = order.at(n);
     ASSERT_EQ(nth, taken.at(dataset)++) << n;
-    for (size_t k = 0; k < shares.size(); ++k)
-      ASSERT_LT(std::abs(taken[k] * sum - (n + 1) * shares[k]), sum) << "dataset " << k << " of the first " << n + 1;
+    for (size_t k = 0; k < ratios.size(); ++k)
+      ASSERT_LT(std::abs(taken[k] * sum - (n + 1) * ratios[k]), sum) << "dataset " << k << " of the first " << n + 1;
   }
 }
 
 TEST(MixtureOrder, EveryPrefixMatchesMixtureWeights) {
-  expect_shares({1}, 5);
-  expect_shares({7, 3}, 100);
-  expect_shares({1, 1, 1, 1}, 100);
-  expect_shares({1, 999}, 3000);
+  expect_ratios({1}, 5);
+  expect_ratios({7, 3}, 100);
+  expect_ratios({1, 1, 1, 1}, 100);
+  expect_ratios({1, 999}, 3000);
   for (uint64_t trial = 0; trial < 200; ++trial) {
     const Philox random = Philox::named(trial, "shares");
-    std::vector<int64_t> shares(1 + random.below(12, 0));
-    for (size_t k = 0; k < shares.size(); ++k)
-      shares[k] = 1 + static_cast<int64_t>(random.below(trial % 2 == 0 ? 9 : 200, k + 1));
-    expect_shares(shares, 2 * std::reduce(shares.begin(), shares.end(), int64_t{0}) + 3);
+    std::vector<int64_t> ratios(1 + random.below(12, 0));
+    for (size_t k = 0; k < ratios.size(); ++k)
+      ratios[k] = 1 + static_cast<int64_t>(random.below(trial % 2 == 0 ? 9 : 200, k + 1));
+    expect_ratios(ratios, 2 * std::reduce(ratios.begin(), ratios.end(), int64_t{0}) + 3);
   }
 }
 
@@ -190,24 +190,24 @@ TEST(MixtureOrder, RandomAccessMatchesSequentialAccess) {
 }
 
 TEST(MixtureOrder, ConvertsWeightsToIntegerRatios) {
-  using Shares = std::vector<int64_t>;
-  const auto of = [](std::vector<double> weights) { return integer_shares(weights); };
-  EXPECT_EQ(of({0.7, 0.3}), (Shares{7, 3}));
-  EXPECT_EQ(of({2, 4, 6}), (Shares{1, 2, 3}));
-  EXPECT_EQ(of({0.333333, 0.333333, 0.333333}), (Shares{1, 1, 1}));
-  EXPECT_EQ(of({1e12, 5e11}), (Shares{2, 1}));
-  EXPECT_EQ(of({1e-3, 3e-3}), (Shares{1, 3}));
-  EXPECT_EQ(of({123456789, 987654321}), (Shares{111111, 888889}));
-  EXPECT_EQ(of({1e300, 1e300, 1e-300}), (Shares{499999, 500000, 1}));
-  const double most = std::numeric_limits<double>::max(), least = std::numeric_limits<double>::denorm_min();
+  using Ratios = std::vector<int64_t>;
+  const auto of = [](std::vector<double> weights) { return integer_ratios(weights); };
+  EXPECT_EQ(of({0.7, 0.3}), (Ratios{7, 3}));
+  EXPECT_EQ(of({2, 4, 6}), (Ratios{1, 2, 3}));
+  EXPECT_EQ(of({0.333333, 0.333333, 0.333333}), (Ratios{1, 1, 1}));
+  EXPECT_EQ(of({1e12, 5e11}), (Ratios{2, 1}));
+  EXPECT_EQ(of({1e-3, 3e-3}), (Ratios{1, 3}));
+  EXPECT_EQ(of({123456789, 987654321}), (Ratios{111111, 888889}));
+  EXPECT_EQ(of({1e300, 1e300, 1e-300}), (Ratios{499999, 500000, 1}));
+  const double max_weight = std::numeric_limits<double>::max(), min_weight = std::numeric_limits<double>::denorm_min();
   for (uint64_t trial = 0; trial < 200; ++trial) {
     const Philox random = Philox::named(trial, "weights");
     std::vector<double> weights(2 + random.below(255, 0));
     for (size_t k = 0; k < weights.size(); ++k)
-      weights[k] = k % 17 == 3 ? most : k % 11 == 2 ? least : std::exp(20 * random.normal(k + 1));
-    const Shares shares = integer_shares(weights);
-    EXPECT_LE(std::reduce(shares.begin(), shares.end(), int64_t{0}), 1'000'000);
-    EXPECT_GE(*std::ranges::min_element(shares), 1);
+      weights[k] = k % 17 == 3 ? max_weight : k % 11 == 2 ? min_weight : std::exp(20 * random.normal(k + 1));
+    const Ratios ratios = integer_ratios(weights);
+    EXPECT_LE(std::reduce(ratios.begin(), ratios.end(), int64_t{0}), 1'000'000);
+    EXPECT_GE(*std::ranges::min_element(ratios), 1);
   }
 }
 
@@ -253,11 +253,11 @@ class MixtureTest : public DataTest {
     return dataset_for(file(name, bytes).string(), {tokenizer});
   }
   // Mixes a.txt and b.txt with these weights.
-  static Dataset mixture(Dataset a, double share_of_a, Dataset b, double share_of_b) {
+  static Dataset mixture(Dataset a, double ratio_of_a, Dataset b, double ratio_of_b) {
     std::vector<Dataset> all;
     all.push_back(std::move(a));
     all.push_back(std::move(b));
-    return mixed({{"a.txt", share_of_a}, {"b.txt", share_of_b}}, std::move(all));
+    return mixed({{"a.txt", ratio_of_a}, {"b.txt", ratio_of_b}}, std::move(all));
   }
 };
 

@@ -29,6 +29,14 @@ std::string pair(const std::string& prompt, const std::string& completion) {
 }
 const std::string kGood = pair("ab", "cd");
 
+// In the order of the rows.
+std::vector<int32_t> target_tokens(const Rows& rows) {
+  std::vector<int32_t> inputs(static_cast<size_t>(rows.count() * rows.context())), targets(inputs.size());
+  rows.load(0, rows.count(), inputs.data(), targets.data());
+  std::erase(targets, Rows::kIgnored);
+  return targets;
+}
+
 class LoadedExamples : public DataTest {
  protected:
   fs::path write(const std::string& text) const { return file("f.jsonl", text); }
@@ -58,7 +66,7 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
       std::vector<std::string>{
           "the tokenizer has no <|im_end|>, <|im_start|>; it is encoded as text, which messages may also contain"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
+  EXPECT_EQ(chat.tokenizer->decode(target_tokens(*chat.val_examples)), "c<|im_end|>");
 }
 
 // A completion continues its prompt: the ids are those of both as one text, and the targets follow from the offsets of
@@ -82,7 +90,7 @@ TEST_F(LoadedExamples, EncodePromptAndCompletionAsOneText) {
       EXPECT_EQ(rows->tokens(), std::ssize(ids) + end);
       EXPECT_EQ(rows->targets(), targets[t][i] + end);
       std::vector<int32_t> found = rows->prompt();
-      for (const int32_t target : rows->target_tokens()) found.push_back(target);
+      for (const int32_t target : target_tokens(*rows)) found.push_back(target);
       found.resize(ids.size());
       EXPECT_EQ(found, ids);
     }
@@ -148,7 +156,7 @@ TEST_F(LoadedExamples, AreIdenticalForEveryFileFormat) {
     std::vector<std::string> notes;
     const auto rows = all_examples(written, ByteTokenizer(), {.context = 20}, notes);
     EXPECT_EQ(rows->examples(), 2) << name << bytes;
-    EXPECT_EQ(ByteTokenizer().decode(rows->target_tokens()), "c[,]\"}\\df") << name << bytes;
+    EXPECT_EQ(ByteTokenizer().decode(target_tokens(*rows)), "c[,]\"}\\df") << name << bytes;
   }
   for (const char* text : {"{ int x; }\n", "[1] A. Author, a book.\n", ""})
     EXPECT_FALSE(holds_examples(file("b.txt", text))) << text;
@@ -165,18 +173,18 @@ TEST_F(LoadedExamples, AcceptTokenizedRows) {
   const std::string rows = "{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n";
   for (const bool responses : {true, false}) {
     const Dataset d = load_examples(write(rows), kBytes, {.responses_only = responses, .context = 8});
-    EXPECT_EQ(d.train_examples->target_tokens(), std::vector<int32_t>{'c'});
-    EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
+    EXPECT_EQ(target_tokens(*d.train_examples), std::vector<int32_t>{'c'});
+    EXPECT_EQ(target_tokens(*d.val_examples), std::vector<int32_t>{'b'});
   }
   EXPECT_TRUE(refusal(rows, {.name = "char"})
                   .ends_with("f.jsonl:1: the key 'input_ids' requires `tokenizer`: the directory of the tokenizer that "
                              "produced them"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
-  for (const auto& [vocab, words] :
+  for (const auto& [vocab, message] :
        {std::pair<int64_t, std::string>{0, " is outside the tokenizer's vocabulary of 256"},
         {98, " is outside the model's embedding table of 98 rows"}})
-    expect_error(Status::input, {":1: token 300" + words},
+    expect_error(Status::input, {":1: token 300" + message},
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
 
@@ -223,18 +231,18 @@ TEST_F(LoadedExamples, TargetsMatchEachChatTemplate) {
     }
     return out + (open.empty() ? "" : "]");
   };
-  const std::string_view talk =
+  const std::string_view conversation =
       R"({{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "b"{0}}}, )"
       R"({{"role": "user", "content": "c"{0}}}, {{"role": "assistant", "content": "d"}}]}})";
-  EXPECT_EQ(marked(ChatTemplate::chatml, talk),
+  EXPECT_EQ(marked(ChatTemplate::chatml, conversation),
             "<|im_start|>[aA:user\na<|im_end|>\n<|im_start|>assistant\n][ra:b<|im_end|>][aA:\n<|im_start|>user\n]"
             "[a:c<|im_end|>][aA:\n<|im_start|>assistant\n][raRA:d<|im_end|>][aA:\n]");
-  EXPECT_EQ(marked(ChatTemplate::llama3, talk),
+  EXPECT_EQ(marked(ChatTemplate::llama3, conversation),
             "<|begin_of_text|>[aA:<|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n][ra:b<|eot_id|>]"
             "[aA:<|start_header_id|>user<|end_header_id|>\n\n][a:c<|eot_id|>]"
             "[aA:<|start_header_id|>assistant<|end_header_id|>\n\n][raRA:d<|eot_id|>]");
-  EXPECT_EQ(marked(ChatTemplate::alpaca, talk),
+  EXPECT_EQ(marked(ChatTemplate::alpaca, conversation),
             "<s>[aA:Below is an instruction that describes a task. Write a response that appropriately completes the "
             "request.\n\n### Instruction:\na\n\n### Response:\n][ra:b</s>][aA:\n\n### Instruction:\n][a:c]"
             "[aA:\n\n### Response:\n][raRA:d</s>]");
@@ -281,7 +289,7 @@ TEST_F(LoadedExamples, EncodeTemplateMarkersAsSpecialTokens) {
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
   EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the name in the message is text";
-  EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
+  EXPECT_EQ(target_tokens(*d.train_examples).back(), 401);
 
   // Keys of messages named in the template count as used, even if false; others are reported.
   const std::string reads = "{% for m in messages %}{% if m.draft is defined %}[{{ m.draft }}]{% endif %}" +
@@ -341,7 +349,8 @@ TEST_F(LoadedExamples, AppendNoSecondEosToken) {
 
 // The tokens are as if the template's text were tokenized with its markers (Phi-4's have both lstrip and rstrip).
 TEST_F(LoadedExamples, MarkersStripWhitespaceLikeSpecialTokens) {
-  const std::string talk = R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
+  const std::string conversation =
+      R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
   const std::string text = "<|im_start|>user\na <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";
   for (const auto& [left, right] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
     nlohmann::json described = chat_tokenizer();
@@ -350,7 +359,8 @@ TEST_F(LoadedExamples, MarkersStripWhitespaceLikeSpecialTokens) {
     file("absorbs/tokenizer.json", described.dump());
     const auto tokenizer = Tokenizer::open_folder(path("absorbs"));
     std::vector<std::string> notes;
-    const auto rows = all_examples(write(talk), *tokenizer, {.style = ChatTemplate::chatml, .context = 50}, notes);
+    const auto rows =
+        all_examples(write(conversation), *tokenizer, {.style = ChatTemplate::chatml, .context = 50}, notes);
     EXPECT_EQ(rows->tokens(), std::ssize(tokenizer->encode_with(text, {.special_in_text = true}))) << left << right;
   }
 }
@@ -359,9 +369,10 @@ TEST_F(LoadedExamples, ErrorsExplainConversationsWithoutResponses) {
   emptied("own");
   file("own/tokenizer.json", chat_tokenizer().dump());
   file("own/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}");
-  const std::string talk = R"({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]})"
-                           "\n";
-  EXPECT_TRUE(refusal(talk + talk, {.name = path("own").string()})
+  const std::string conversation =
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]})"
+      "\n";
+  EXPECT_TRUE(refusal(conversation + conversation, {.name = path("own").string()})
                   .ends_with("it has no response; `roles` bot=assistant trains on messages of this role"));
 }
 
@@ -376,7 +387,7 @@ TEST_F(LoadedExamples, NotesListUnusedKeysAndTruncation) {
 
 // Special tokens, markers and truncated text count 0 bytes, for every tokenizer and template.
 TEST_F(LoadedExamples, CountOnlyTextBytesOfResponses) {
-  const std::string talk =
+  const std::string conversation =
       R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "the cat é"}]})"
       "\n";
   fs::create_directory(path("chat"));
@@ -384,24 +395,27 @@ TEST_F(LoadedExamples, CountOnlyTextBytesOfResponses) {
   const TokenizerChoice chat{.name = path("chat").string()};
   for (const TokenizerChoice& choice : {kBytes, chat})
     for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::alpaca}) {
-      const Dataset d = load_examples(write(talk + talk + talk), choice, {.style = style, .context = 400});
+      const Dataset d =
+          load_examples(write(conversation + conversation + conversation), choice, {.style = style, .context = 400});
       EXPECT_EQ(d.train_bytes, 20);
       EXPECT_EQ(d.val_bytes, 10);
       const ExampleOptions all{.style = style, .responses_only = false, .context = 400};
-      EXPECT_EQ(load_examples(write(talk + talk), choice, all).val_bytes, 12);
+      EXPECT_EQ(load_examples(write(conversation + conversation), choice, all).val_bytes, 12);
     }
   const std::string asked = R"({"instruction": "do", "input": "it", "output": "ok"})"
                             "\n";
   EXPECT_EQ(load_examples(write(asked + asked), chat, {.responses_only = false, .context = 400}).val_bytes, 6);
   file("chat/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}");
-  EXPECT_EQ(load_examples(write(talk + talk), chat, {.responses_only = false, .context = 400}).val_bytes, 12);
+  EXPECT_EQ(
+      load_examples(write(conversation + conversation), chat, {.responses_only = false, .context = 400}).val_bytes, 12);
   fs::remove(path("chat/chat_template.jinja"));
   EXPECT_EQ(load_examples(write(kGood + pair("ab", "cdefghijkl")), kBytes, {.context = 6}).val_bytes, 5);
   const std::string made = "{\"input_ids\": [401, 260, 261, 401]}\n";
   const std::shared_ptr<Tokenizer> tokenizer = make_tokenizer(chat, "f");
   EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
-  const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
+  const TokenFile tokens =
+      TokenFile::from_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
   EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer),
             std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
@@ -434,7 +448,7 @@ TEST(ExampleRows, TargetsExcludePromptsAndPadding) {
   EXPECT_EQ(rows.targets(), 3);
   EXPECT_EQ(rows.count_targets(0), 2);
   EXPECT_EQ(rows.prompt(), (std::vector<int32_t>{10, 11}));
-  EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
+  EXPECT_EQ(target_tokens(rows), (std::vector<int32_t>{12, 13, 21}));
   EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
   EXPECT_THROW(ExampleRows({make_example(0, 2, 5)}, 5, false), Error);  // too long
   EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // without a target

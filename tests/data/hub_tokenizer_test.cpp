@@ -261,17 +261,17 @@ TEST_F(HubTokenizerTest, AddsBosAndEosLikeTransformers) {
       {"llama2", {{"add_bos_token", nullptr}}, "<s>", ""},
       {"gpt2", Json::object(), "", ""},
       {"gpt2", {{"add_bos_token", true}, {"tokenizer_class", "GPT2TokenizerFast"}}, "", ""}};
-  for (const auto& [from, more, before, behind] : cases) {
+  for (const auto& [from, more, before, after] : cases) {
     SCOPED_TRACE(from + more.dump());
     Json config = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
     config.update(more);
     const auto tokenizer = Tokenizer::open_folder(configured(from, config));
     const std::vector<int32_t> plain = tokenizer->encode("a b"),
                                all = tokenizer->encode_with("a b", {.add_ends = true});
-    ASSERT_EQ(all.size(), plain.size() + (before.empty() ? 0 : 1) + (behind.empty() ? 0 : 1));
+    ASSERT_EQ(all.size(), plain.size() + (before.empty() ? 0 : 1) + (after.empty() ? 0 : 1));
     EXPECT_EQ(tokenizer->beginning().size(), before.empty() ? 0U : 1U);
     EXPECT_TRUE(before.empty() || tokenizer->token_bytes(all.front()) == before);
-    EXPECT_TRUE(behind.empty() || tokenizer->token_bytes(all.back()) == behind);
+    EXPECT_TRUE(after.empty() || tokenizer->token_bytes(all.back()) == after);
   }
 }
 

@@ -183,15 +183,16 @@ class ModelTemplates : public testing::Test {
   static std::string refused(const ModelTemplate& t, const Example& example) {
     return error_message([&] { t.render(example, "f:7"); }, Status::input);
   }
-  const Example talk_ = {Example::Shape::messages,
-                         {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
+  const Example conversation_ = {
+      Example::Shape::messages,
+      {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
 };
 
 TEST_F(ModelTemplates, ResponsesEqualTextAddedByTurns) {
   const ModelTemplate chatml = with(
       "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
       "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}");
-  EXPECT_EQ(shown(chatml.render(talk_, "f:7")),
+  EXPECT_EQ(shown(chatml.render(conversation_, "f:7")),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b <|im_end|>]\n<|im_start|>user\nc<|im_end|>\n"
             "<|im_start|>assistant\n[d<|im_end|>]\n");
   EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
@@ -208,7 +209,7 @@ TEST_F(ModelTemplates, GenerationBlocksMarkResponses) {
   const ModelTemplate marked = with(
       "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
       "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
-  EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
+  EXPECT_EQ(shown(marked.render(conversation_, "f:7")), "a A:[...];c A:[d];");
 }
 
 // A message of weight 0 (in braces) is not trained on, nor is a prompt that is a list of messages.
@@ -231,10 +232,10 @@ TEST_F(ModelTemplates, LocatesUntrainedTurns) {
 // If all of a text is trained on, no turn must be located.
 TEST_F(ModelTemplates, FullTextTrainingRequiresNoTurnPositions) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
-  EXPECT_EQ(refused(last, talk_),
+  EXPECT_EQ(refused(last, conversation_),
             "f:7: message 2: the chat template prints its text never; expected once and unmodified, or generation "
             "blocks in the template");
-  EXPECT_EQ(shown(last.render(talk_, "f:7", false)), "-;-;-;d;");
+  EXPECT_EQ(shown(last.render(conversation_, "f:7", false)), "-;-;-;d;");
 }
 
 // Messages are passed on as in transformers 5.24: a null key is omitted, thoughts have one name.
@@ -251,9 +252,9 @@ TEST_F(ModelTemplates, NormalizesReasoningKeys) {
 
 TEST_F(ModelTemplates, RejectsPartialSpecialTokenNames) {
   const Example cut = {Example::Shape::messages, {{Role::assistant, "x<|im_end|>y"}}};
-  const std::string words = "f:7: the chat template prints only part of a special token's name in a message";
-  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), words);
-  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), words);
+  const std::string message = "f:7: the chat template prints only part of a special token's name in a message";
+  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), message);
+  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), message);
   const std::string large = R"({"messages": [{"role": "assistant", "content": "b"}], "tools": [18446744073709551615]})";
   EXPECT_EQ(refused(with("{{ tools }}"), parse_example(large, "f:1")),
             "f:7: the integer 18446744073709551615 is too large");
@@ -287,33 +288,33 @@ TEST_F(ModelTemplates, PassesToolsToTheTemplate) {
 TEST_F(ModelTemplates, LocatesResponsesWithoutCommonPrefix) {
   const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
   const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
-  const auto rendered = [&](const std::string& answer, const std::string& behind, const Example& example) {
-    return shown(with(user + answer + asks + behind).render(example, "f:7"));
+  const auto rendered = [&](const std::string& answer, const std::string& ending, const Example& example) {
+    return shown(with(user + answer + asks + ending).render(example, "f:7"));
   };
   const std::string thinks =
       "{% if loop.last and '</think>' not in m.content %}<think></think>{% endif %}"
       "{{ m.content if loop.last else m.content.split('</think>')[-1] }}";
-  Example thought = talk_;
+  Example thought = conversation_;
   thought.turns[1].text = "<think>x</think>b", thought.turns[3].text = "<think>y</think>d";
-  EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "{% endif %}", talk_),
+  EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "{% endif %}", conversation_),
             "<|im_start|>aA:[b <|im_end|>]\n<|im_start|>cA:[<think></think>d<|im_end|>]\n");
   EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "{% endif %}", thought),
             "<|im_start|>aA:[b<|im_end|>]\n<|im_start|>cA:[<think>y</think>d<|im_end|>]\n");
   EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "<think></think>{% endif %}", thought),
             "<|im_start|>aA:[b<|im_end|>]\n<|im_start|>cA:<think>[y</think>d<|im_end|>]\n");
-  EXPECT_EQ(rendered("{{ m.content }}<|im_end|>\n", "{% else %}</s>{% endif %}", talk_),
+  EXPECT_EQ(rendered("{{ m.content }}<|im_end|>\n", "{% else %}</s>{% endif %}", conversation_),
             "<|im_start|>aA:[b <|im_end|>]\n<|im_start|>cA:[d<|im_end|>\n</s>]");
-  EXPECT_EQ(rendered("{{ m.content }}{{ '</s>' if loop.last else '<|im_end|>' }}", "{% endif %}", talk_),
+  EXPECT_EQ(rendered("{{ m.content }}{{ '</s>' if loop.last else '<|im_end|>' }}", "{% endif %}", conversation_),
             "<|im_start|>aA:[b <|im_end|>]<|im_start|>cA:[d</s>]");
   // A call without text, in a turn with an empty thought only at the end.
-  Example calls = talk_;
+  Example calls = conversation_;
   calls.turns[1] = {.role = Role::assistant, .text = "", .more = R"({"tool_calls": [1]})", .silent = true};
   const std::string call =
       "{% if loop.last %}<t></t>{% endif %}{{ m.content }}{% if m.tool_calls %}"
       "{{ '\\n' if m.content }}call{% endif %}<|im_end|>\n";
   EXPECT_EQ(rendered(call, "{% endif %}", calls),
             "<|im_start|>aA:[call<|im_end|>]\n<|im_start|>cA:[<t></t>d<|im_end|>]\n");
-  EXPECT_NE(refused(with(user + "{{ m.content + m.content }}{{ loop.last }};" + asks + "{% endif %}"), talk_)
+  EXPECT_NE(refused(with(user + "{{ m.content + m.content }}{{ loop.last }};" + asks + "{% endif %}"), conversation_)
                 .find("f:7: message 2: the chat template prints its text more than once"),
             std::string::npos);
 }
@@ -321,7 +322,7 @@ TEST_F(ModelTemplates, LocatesResponsesWithoutCommonPrefix) {
 TEST_F(ModelTemplates, PropagatesTemplateErrors) {
   const ModelTemplate strict =
       with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
-  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template raises an error: no system");
+  EXPECT_EQ(refused(strict, conversation_), "f:7: chat_template:2: the template raises an error: no system");
   EXPECT_THROW(with("{{ messages | nosuch }}"), InputError);
 }
 

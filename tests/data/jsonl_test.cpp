@@ -1,5 +1,4 @@
 // Rows of JSON: shapes, keys, roles, flags, and the built-in templates.
-#include "data/json_rows.h"
 #include "data/jsonl.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "data/jinja/template.h"
+#include "data/json_rows.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -275,7 +275,8 @@ TEST(ChatTemplates, ExportedTemplatesRenderIdentically) {
   nlohmann::json tokenizer = chat_tokenizer();
   for (nlohmann::json& token : tokenizer["added_tokens"])
     if (token["id"] == 400) token["content"] = "<|begin_of_text|>";
-  const Example talk = row(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": " a"},
+  const Example conversation =
+      row(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": " a"},
       {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})");
   for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3}) {
     const nlohmann::json config{{"chat_template", jinja_source(style)}, {"bos_token", "<|begin_of_text|>"}};
@@ -286,7 +287,7 @@ TEST(ChatTemplates, ExportedTemplatesRenderIdentically) {
       for (const Segment& segment : segments) out += segment.text;
       return out;
     };
-    EXPECT_EQ(to_string(own.render(talk, "f:1")), to_string(render(talk, style, "f:1")));
+    EXPECT_EQ(to_string(own.render(conversation, "f:1")), to_string(render(conversation, style, "f:1")));
   }
   EXPECT_EQ(jinja_source(ChatTemplate::alpaca), "");
 }

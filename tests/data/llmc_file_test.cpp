@@ -28,7 +28,7 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
 
 std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
-  return read_tokens(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
+  return read_tokens(TokenFile::from_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
 TEST(LlmcFile, ReadsBothTokenWidths) {
@@ -112,16 +112,16 @@ class ShardsTest : public DataTest {
   ShardsTest() {
     std::filesystem::create_directory(path("set"));
     const Dataset bytes = dataset_for(file("t.txt", "a text of its own, for a tokenizer").string(), {"bytes"});
-    folder_ = bytes.directory.string();
+    directory_ = bytes.directory.string();
   }
   void shard(const std::string& name, uint16_t first, uint16_t count) const {
     file("set/" + name, gpt2_file(numbered(first, count)));
   }
-  TokenizerChoice tokenizer() const { return {.name = folder_}; }
+  TokenizerChoice tokenizer() const { return {.name = directory_}; }
   std::string pattern(const std::string& p) const { return path("set/" + p).string(); }
 
  private:
-  std::string folder_;
+  std::string directory_;
 };
 
 TEST_F(ShardsTest, ReadsShardsInPlace) {
@@ -188,17 +188,17 @@ TEST_F(ShardsTest, MergesSeveralSources) {
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += "{\"text\": \"document\"}\n";
   const std::vector<std::string> sources{file("one.txt", text).string(), more, file("d.jsonl", lines).string()};
-  const Dataset whole = make_dataset_from(sources, {"bytes"}, path("whole")),
+  const Dataset full = make_dataset_from(sources, {"bytes"}, path("whole")),
                 cut = make_dataset_from(sources, {"bytes"}, path("cut"), 100);
-  ASSERT_EQ(whole.train.size(), 1U);
-  EXPECT_EQ(whole.train_tokens(), 270 + 180 + 18 * 10);
-  EXPECT_EQ(whole.val_tokens(), 30 + 20 + 2 * 10);
+  ASSERT_EQ(full.train.size(), 1U);
+  EXPECT_EQ(full.train_tokens(), 270 + 180 + 18 * 10);
+  EXPECT_EQ(full.val_tokens(), 30 + 20 + 2 * 10);
   ASSERT_EQ(cut.train.size(), 6U);
-  EXPECT_EQ(cut.train_tokens(), whole.train_tokens());
-  EXPECT_EQ(cut.val.checksum(), whole.val.checksum());
+  EXPECT_EQ(cut.train_tokens(), full.train_tokens());
+  EXPECT_EQ(cut.val.checksum(), full.val.checksum());
   int64_t at = 0;
   for (const TokenFile& f : cut.train)
-    for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
+    for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], full.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
   // A tokenizer is trained on all sources.
   EXPECT_EQ(make_dataset_from(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
@@ -214,7 +214,7 @@ TEST(TrainingWindows, CoverEachFileOncePerEpoch) {
   std::vector<int32_t> first(23), second(9);
   std::iota(first.begin(), first.end(), 0);
   std::iota(second.begin(), second.end(), 100);
-  const TokenFile a = TokenFile::of_tokens(first, 200, "a"), b = TokenFile::of_tokens(second, 200, "b");
+  const TokenFile a = TokenFile::from_tokens(first, 200, "a"), b = TokenFile::from_tokens(second, 200, "b");
   const TrainingWindows windows({a, b}, 4);
   ASSERT_EQ(windows.count(), 5 + 2);
   std::vector<int32_t> inputs(7 * 4), targets(7 * 4);

@@ -73,8 +73,8 @@ TEST_F(SafetensorsTest, MatchesReferenceReader) {
 TEST_F(SafetensorsTest, ErrorsNameMalformedFiles) {
   const std::string f32 = R"("dtype":"F32","shape":[1],)";
   const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
-  const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
-    expect_has(refusal(make_file(header, data)), words);
+  const auto expect = [&](const std::string& header, const std::string& data, const std::string& message) {
+    expect_has(refusal(make_file(header, data)), message);
   };
   EXPECT_EQ(refusal(make_file(one(f32 + R"("data_offsets":[0,4])"), "1234")), "nothing was thrown");
   expect(one(f32 + R"("data_offsets":[0,4])"), "123", "at most 3");
@@ -104,11 +104,11 @@ TEST_F(SafetensorsTest, ErrorsNameMalformedFiles) {
 
 // A randomly corrupted file is either rejected with an InputError or consistent; nothing outside it is read.
 TEST_F(SafetensorsTest, RandomCorruptionIsRejectedOrConsistent) {
-  const std::string whole = read_file(sample());
+  const std::string full = read_file(sample());
   const Philox random(4);
   int refused = 0;
   for (uint64_t i = 0; i < 4000; ++i) {
-    std::string bytes = whole;
+    std::string bytes = full;
     const uint64_t changes = 1 + random.below(3, 10 * i);
     for (uint64_t c = 0; c < changes; ++c) {
       const size_t at = random.below(bytes.size(), 10 * i + 2 * c + 1);

@@ -274,7 +274,7 @@ TEST_F(LongText, ChunkedEncodingMatchesFullEncoding) {
   const std::string text = test::mixed_text() + test::unseen_text() + test::mixed_text();
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(make_tokenizer({"bytes"}, "t"));
-  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, "t")));
+  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::from_text(text, "t")));
   all.push_back(std::make_unique<BpeTokenizer>(train_bpe(test::mixed_text(), {.vocab_size = 500})));
   for (const char* const name : kTokenizers) all.push_back(Tokenizer::open_folder(tokenizer_fixture(name)));
   for (size_t t = 0; t < all.size(); ++t)
@@ -292,7 +292,7 @@ TEST_F(LongText, RejectsTextWithoutSplitPositions) {
 }
 
 TEST_F(LongText, ErrorsNameTheOffsetInTheText) {
-  const CharTokenizer tokenizer = CharTokenizer::of_text("ab", "t");
+  const CharTokenizer tokenizer = CharTokenizer::from_text("ab", "t");
   const std::string text = std::string(5 * kChunk, 'a') + "c";
   expect_error(Status::usage, {"'c'", "at byte " + std::to_string(5 * kChunk)},
                [&] { streamed(tokenizer, text, false, 2); });

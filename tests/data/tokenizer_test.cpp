@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 TEST(CharTokenizer, AssignsIdsInCodePointOrder) {
-  const CharTokenizer t = CharTokenizer::of_text("ba\xC3\xA9\xE2\x82\xAC\na", "t");
+  const CharTokenizer t = CharTokenizer::from_text("ba\xC3\xA9\xE2\x82\xAC\na", "t");
   EXPECT_EQ(t.vocab_size(), 5);
   EXPECT_EQ(t.encode("\nab\xC3\xA9\xE2\x82\xAC"), (std::vector<int32_t>{0, 1, 2, 3, 4}));
   EXPECT_EQ(t.decode(t.encode("b\xE2\x82\xAC")), "b\xE2\x82\xAC");
@@ -24,7 +24,7 @@ TEST(CharTokenizer, AssignsIdsInCodePointOrder) {
 }
 
 TEST(CharTokenizer, ErrorsNameTheCharacter) {
-  const CharTokenizer t = CharTokenizer::of_text("ab", "t");
+  const CharTokenizer t = CharTokenizer::from_text("ab", "t");
   expect_error(Status::usage, {"'\xC3\xA9'", "U+00E9", "byte 2", "2 of the tokenizer"},
                [&] { t.encode("ab\xC3\xA9"); });
   expect_error(Status::usage, {"U+000A", "byte 1"}, [&] { t.encode("a\n"); });
@@ -32,8 +32,8 @@ TEST(CharTokenizer, ErrorsNameTheCharacter) {
   const std::vector<int32_t> outside{0, 2};
   expect_error(Status::usage, {"token 2", "vocabulary of 2"}, [&] { t.decode(outside); });
   expect_error(Status::input, {"novel.txt", "not UTF-8", "0xe9", "offset 3"},
-               [] { CharTokenizer::of_text("caf\xE9!", "novel.txt"); });
-  expect_error(Status::input, {"empty"}, [] { CharTokenizer::of_text("", "t"); });
+               [] { CharTokenizer::from_text("caf\xE9!", "novel.txt"); });
+  expect_error(Status::input, {"empty"}, [] { CharTokenizer::from_text("", "t"); });
 }
 
 TEST(ByteTokenizer, RoundTripsEveryByte) {
@@ -147,9 +147,9 @@ std::string streamed(std::string_view bytes, StreamDecoder::Broken broken = Stre
 
 TEST(StreamDecoder, EmitsOnlyCompleteCharacters) {
   const std::string text = test::mixed_text().substr(0, 6000);
-  const std::string whole = text.substr(0, std::min(find_invalid_utf8(text), text.size()));
-  ASSERT_GT(whole.size(), 5000U);
-  EXPECT_EQ(streamed(whole), whole);
+  const std::string full = text.substr(0, std::min(find_invalid_utf8(text), text.size()));
+  ASSERT_GT(full.size(), 5000U);
+  EXPECT_EQ(streamed(full), full);
 }
 
 TEST(StreamDecoder, EmitsCharactersWithoutDelay) {

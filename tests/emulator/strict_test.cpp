@@ -80,11 +80,11 @@ TEST_F(EmulatedGpu, ExposesDependenciesBetweenBlocks) {
   EXPECT_EQ(last, (std::vector<float>{1, 2, 7}));
   for (const uint64_t count : {1, 2, 7, 8})
     for (int i = 0; i < 3; ++i) {
-      std::vector<uint64_t> met, all(count);
-      emulator::in_any_order(count, [&](uint64_t n) { met.push_back(n); });
-      std::ranges::sort(met);
+      std::vector<uint64_t> order, all(count);
+      emulator::in_any_order(count, [&](uint64_t n) { order.push_back(n); });
+      std::ranges::sort(order);
       std::iota(all.begin(), all.end(), 0);
-      EXPECT_EQ(met, all);
+      EXPECT_EQ(order, all);
     }
 }
 
@@ -159,16 +159,16 @@ TEST_F(EmulatedGpu, RunsQueuedWorkAtNextWaitOrImmediately) {
 
 // Pinned memory is registered in chunks: CUDA rejects a copy that spans two of them.
 TEST_F(EmulatedGpu, RejectsCopiesAcrossPinnedAllocations) {
-  constexpr int64_t kPiece = int64_t{16} << 20;
+  constexpr int64_t kChunk = int64_t{16} << 20;
   const std::unique_ptr<Region> pinned = cuda::pinned_region();
-  pinned->commit(2 * kPiece);
+  pinned->commit(2 * kChunk);
   const Tensor x = Tensor::empty({64}, DType::float32, arena);
   const auto copied_from = [&](int64_t at) {
     return cudaMemcpyAsync(x.device_data<float>(), pinned->base() + at, 256, cudaMemcpyDefault, stream());
   };
-  EXPECT_EQ(copied_from(kPiece), cudaSuccess);
-  EXPECT_EQ(copied_from(kPiece - 256), cudaSuccess);
-  EXPECT_EQ(copied_from(kPiece - 128), cudaErrorInvalidValue);
+  EXPECT_EQ(copied_from(kChunk), cudaSuccess);
+  EXPECT_EQ(copied_from(kChunk - 256), cudaSuccess);
+  EXPECT_EQ(copied_from(kChunk - 128), cudaErrorInvalidValue);
   finish();
 }
 
@@ -249,14 +249,14 @@ TEST_F(FailuresGpu, QueryOfBusyStreamLeavesNoError) {
 }
 
 bool queued_work_ran = false, ran_before = false;
-struct Kept {
-  ~Kept() { ran_before = queued_work_ran; }
+struct RunsQueuedWork {
+  ~RunsQueuedWork() { ran_before = queued_work_ran; }
 };
 
 // Arena locals, such as library handles or pinned memory, may be used by queued work.
 TEST_F(FailuresGpu, ArenaLocalsOutliveQueuedWork) {
   ArenaPtr own = make_arena(Device::cuda);
-  own->local<Kept>();
+  own->local<RunsQueuedWork>();
   own->local<cuda::Context>().stream()->line->push([] { return queued_work_ran = true; });
   own.reset();
   EXPECT_TRUE(ran_before);
@@ -361,7 +361,7 @@ TEST_F(KernelLaunches, CountIsIndependentOfNumberOfExperts) {
         layer.materialize(3, arena, dtype, DType::float32);
         layer.set_step({.training = true});
         layer.clear_gradients();
-        const Var x(test::drawn({2, 20, kChannels}, dtype, "x").to(arena), true);
+        const Var x(test::random_tensor({2, 20, kChannels}, dtype, "x").to(arena), true);
         of_a_pass(layer, x);  // may time matmuls of new shapes
         layer.clear_gradients();
         first.push_back(of_a_pass(layer, x));
@@ -374,9 +374,9 @@ TEST_F(KernelLaunches, CountIsIndependentOfNumberOfExperts) {
 
 // One launch per full set of group arguments, if there are rows or, for gradients, weights.
 TEST_F(KernelLaunches, GroupedGemmLaunchesOncePer192Groups) {
-  const Tensor x = test::drawn({40, kChannels}, DType::float32, "x").to(arena),
-               dy = test::drawn({40, kHidden}, DType::float32, "dy").to(arena),
-               w = test::drawn({kHidden, kChannels}, DType::float32, "w").to(arena);
+  const Tensor x = test::random_tensor({40, kChannels}, DType::float32, "x").to(arena),
+               dy = test::random_tensor({40, kHidden}, DType::float32, "dy").to(arena),
+               w = test::random_tensor({kHidden, kChannels}, DType::float32, "w").to(arena);
   for (const auto& [count, expected] : {std::pair<size_t, uint64_t>{1, 1}, {192, 1}, {193, 2}, {500, 3}}) {
     SCOPED_TRACE(count);
     std::vector<GemmGroup> groups(count, {.w = w}), gradients(count);
@@ -404,8 +404,8 @@ TEST_F(KernelLaunches, GroupedGemmLaunchesOncePer192Groups) {
 // not x.
 TEST_F(KernelLaunches, PaddedMatmulCopiesOnlyUnalignedOperands) {
   const auto of_rows = [&](int64_t rows) {
-    const Tensor x = test::drawn({rows, 16}, DType::bfloat16, "x").to(arena),
-                 w = test::drawn({21, 16}, DType::bfloat16, "w").to(arena);
+    const Tensor x = test::random_tensor({rows, 16}, DType::bfloat16, "x").to(arena),
+                 w = test::random_tensor({21, 16}, DType::bfloat16, "w").to(arena);
     const uint64_t before = emulator::launches();
     linear(x, w, Tensor());
     return emulator::launches() - before;

@@ -54,10 +54,10 @@ class Browser:
         end = time.monotonic() + patience
         while b"\0" not in self.unread:
             ready = select.select([self.source], [], [], max(0, end - time.monotonic()))[0]
-            piece = os.read(self.source, 1 << 20) if ready else b""
-            if not piece:
+            received = os.read(self.source, 1 << 20) if ready else b""
+            if not received:
                 raise TimeoutError("the browser says nothing")
-            self.unread += piece
+            self.unread += received
         text, self.unread = self.unread.split(b"\0", 1)
         return json.loads(text)
 
@@ -111,12 +111,12 @@ class Browser:
     def size(self, width, height):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
-    def picture(self, scale=1.0, whole=False):
+    def picture(self, scale=1.0, full_page=False):
         """A PNG of the visible part or of the full page."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize" if whole else "cssLayoutViewport"]
+        size = self.call("Page.getLayoutMetrics")["cssContentSize" if full_page else "cssLayoutViewport"]
         clip = {"x": 0, "y": 0, "width": size.get("width", size.get("clientWidth")),
                 "height": size.get("height", size.get("clientHeight")), "scale": scale}
-        return base64.b64decode(self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=whole)["data"])
+        return base64.b64decode(self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=full_page)["data"])
 
 
 def pixels(png):

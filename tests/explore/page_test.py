@@ -73,15 +73,15 @@ def perceived(colour, sight):
 class Page(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.server = Served(BINARY, cls.folder.name)
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.server = Served(BINARY, cls.directory.name)
         cls.browser = browser.Browser()
 
     @classmethod
     def tearDownClass(cls):
         cls.browser.close()
         cls.server.end()
-        cls.folder.cleanup()
+        cls.directory.cleanup()
 
     def setUp(self):
         self.browser.complaints.clear()
@@ -198,8 +198,8 @@ class Page(unittest.TestCase):
                 self.browser.size(width, 1000)
                 self.open("schedule=zb-v&chunks=2")
                 self.assertLessEqual(self.value("document.scrollingElement.scrollWidth"), width)
-                least, text = self.value(CONTRAST)
-                self.assertGreaterEqual(least, 4.5, f"{scheme}: {text}")
+                worst, text = self.value(CONTRAST)
+                self.assertGreaterEqual(worst, 4.5, f"{scheme}: {text}")
                 rows = browser.pixels(self.browser.picture(0.1))
                 colours = {pixel for row in rows for pixel in row}
                 self.assertGreater(len(colours), 100)
@@ -215,17 +215,17 @@ class Page(unittest.TestCase):
             for picture in ("time", "bytes"):
                 self.assertGreater(self.value(longest.format(picture)), 100, f"{picture} at {width}")
         self.assertNotIn("world", self.value("document.querySelector('#bytes svg').textContent"))
-        for words in ("bubble, all ranks", "matmuls", "ZeRO", "Recomputation"):
-            self.assertIn(words, self.value("document.body.innerText"))
+        for text in ("bubble, all ranks", "matmuls", "ZeRO", "Recomputation"):
+            self.assertIn(text, self.value("document.body.innerText"))
 
     def test_report_shows_tooltips_and_fits_narrow_screens(self):
-        for words in ("train --pp 2 --microbatches 2 --layers 2 --heads 2 --channels 32 --context 16 --batch 4 --steps 2 "
+        for args in ("train --pp 2 --microbatches 2 --layers 2 --heads 2 --channels 32 --context 16 --batch 4 --steps 2 "
                       "--threads-per-rank 1 --no-eval --no-save --trace --quiet --out run",
                       "report run"):
-            subprocess.run([BINARY, *words.split()], cwd=self.folder.name, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([BINARY, *args.split()], cwd=self.directory.name, check=True, stdout=subprocess.DEVNULL)
         self.browser.size(390, 800)
         self.open("")
-        with open(os.path.join(self.folder.name, "run/report.html"), encoding="utf-8") as page:
+        with open(os.path.join(self.directory.name, "run/report.html"), encoding="utf-8") as page:
             frame = self.browser.call("Page.getFrameTree")["frameTree"]["frame"]["id"]
             self.browser.call("Page.setDocumentContent", frameId=frame, html=page.read())
         self.assertLess(self.value("Math.max(...[...document.querySelectorAll('tr')].map((x) => x.clientHeight))"), 120)

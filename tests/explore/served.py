@@ -9,8 +9,8 @@ from contextlib import suppress
 
 
 class Served:
-    def __init__(self, binary, folder, words=("--port", "0")):
-        self.process = subprocess.Popen([binary, "explore", *words], cwd=folder, text=True,
+    def __init__(self, binary, directory, args=("--port", "0")):
+        self.process = subprocess.Popen([binary, "explore", *args], cwd=directory, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.line = self.process.stdout.readline()
         address = re.search(r"http://127\.0\.0\.1:([0-9]+)/", self.line)

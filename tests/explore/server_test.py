@@ -28,24 +28,24 @@ BINARY = ""
 PLAN = {"model": "llama2-7b", "hardware": "h100", "software": "tessera", "pp": 4, "dp": 2, "microbatches": 8}
 
 
-def run(*words, **files):
-    with tempfile.TemporaryDirectory() as folder:
+def run(*args, **files):
+    with tempfile.TemporaryDirectory() as directory:
         for name, text in files.items():
-            Path(folder, name).write_text(text)
-        return subprocess.run([BINARY, *words], cwd=folder, capture_output=True, text=True, timeout=20)
+            Path(directory, name).write_text(text)
+        return subprocess.run([BINARY, *args], cwd=directory, capture_output=True, text=True, timeout=20)
 
 
 class Server(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.server = Served(BINARY, cls.folder.name)
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.server = Served(BINARY, cls.directory.name)
 
     @classmethod
     def tearDownClass(cls):
         status, errors = cls.server.end()
-        left = os.listdir(cls.folder.name)
-        cls.folder.cleanup()
+        left = os.listdir(cls.directory.name)
+        cls.directory.cleanup()
         if (status, errors, left) != (130, "tessera: interrupted (SIGINT)\n", []):
             raise AssertionError(f"expected Ctrl-C to end the server without leaving files, got {status}, {errors!r}, {left}")
 
@@ -89,7 +89,7 @@ class Server(unittest.TestCase):
         self.assertEqual(len(rows), 4)
         for row in rows.values():
             forward = [box.find("title").text for box in row if box.get("class").startswith("k-F")]
-            self.assertEqual(sorted(int(re.search("micro-batch ([0-9]+)", words)[1]) for words in forward), list(range(8)))
+            self.assertEqual(sorted(int(re.search("micro-batch ([0-9]+)", args)[1]) for args in forward), list(range(8)))
             ends = [(float(box.get("x")), float(box.get("x")) + float(box.get("width"))) for box in row]
             self.assertEqual([a[0] >= b[1] - 0.02 for b, a in zip(ends, ends[1:])], [True] * (len(row) - 1))
         self.assertAlmostEqual(max(float(box.get("x")) + float(box.get("width")) for row in rows.values() for box in row), 976, 1)
@@ -220,12 +220,12 @@ class Server(unittest.TestCase):
 
 
 class Command(unittest.TestCase):
-    def fails(self, words, *said):
-        done = run("explore", *words)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), (words, done.stderr))
-        self.assertEqual(done.stderr.count("\n"), 1, (words, done.stderr))
+    def fails(self, args, *said):
+        done = run("explore", *args)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), (args, done.stderr))
+        self.assertEqual(done.stderr.count("\n"), 1, (args, done.stderr))
         for word in said:
-            self.assertIn(word, done.stderr, words)
+            self.assertIn(word, done.stderr, args)
 
     def test_reports_invalid_ports(self):
         with socket.socket() as taken:
@@ -233,16 +233,16 @@ class Command(unittest.TestCase):
             taken.listen()
             port = taken.getsockname()[1]
             self.fails(["--port", str(port)], "--port", str(port), "in use")
-        for words, *said in (("--port x", "--port", "'x'"), ("--port 65536", "--port", "65535"), ("--port -1", "--port"),
+        for args, *said in (("--port x", "--port", "'x'"), ("--port 65536", "--port", "65535"), ("--port -1", "--port"),
                              ("--port", "--port"), ("page.html", "page.html")):
-            self.fails(words.split(), *said)
+            self.fails(args.split(), *said)
 
     def test_uses_free_port_if_default_is_in_use(self):
         with socket.socket() as taken:
             with suppress(OSError):  # already in use
                 taken.bind(("127.0.0.1", 8421))
                 taken.listen()
-            server = Served(BINARY, "/", words=())
+            server = Served(BINARY, "/", args=())
             self.assertNotEqual(server.port, 8421)
             self.assertTrue(server.line.startswith("port 8421 is in use; "), server.line)
             self.assertEqual(server.end(signal.SIGTERM), (143, "tessera: terminated (SIGTERM)\n"))

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat_template.h"
 #include "data/json_rows.h"
 #include "data/jsonl.h"
 #include "data/text.h"
@@ -15,7 +16,7 @@ namespace tessera::fuzz {
 
 const Target target("examples", [](std::string_view bytes) {
   std::string text;
-  unpack_text(bytes, kWhat, [&](std::string_view piece) { text += piece; });
+  unpack_text(bytes, kWhat, [&](std::string_view chunk) { text += chunk; });
   for_each_line(text, kWhat, [](std::string_view line, int64_t number) {
     const std::string where = std::string(kWhat) + ":" + std::to_string(number);
     const Example example = parse_example(line, where);

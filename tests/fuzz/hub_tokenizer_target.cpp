@@ -28,15 +28,15 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
     } catch (const Error&) {
       continue;  // a character without a token
     }
-    std::string whole, streamed;
+    std::string full, streamed;
     StreamDecoder stream(tokenizer);
     for (const int32_t t : tokens) {
-      whole += tokenizer.token_bytes(t);
+      full += tokenizer.token_bytes(t);
       streamed += stream.add(t);
     }
     streamed += stream.end();
-    require(streamed == replace_broken(whole), "streamed text equals decoded text");
-    require(tokenizer.decode(tokens).size() <= whole.size(), "decoding adds nothing");
+    require(streamed == replace_broken(full), "streamed text equals decoded text");
+    require(tokenizer.decode(tokens).size() <= full.size(), "decoding adds nothing");
   }
 });
 

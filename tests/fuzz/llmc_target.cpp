@@ -11,7 +11,7 @@ namespace tessera::fuzz {
 
 const Target target("llmc", [](std::string_view bytes) {
   constexpr int64_t kVocab = 50257;
-  const TokenFile tokens = TokenFile::of_llmc_bytes(as_bytes(bytes), kVocab, kWhat);
+  const TokenFile tokens = TokenFile::from_llmc_bytes(as_bytes(bytes), kVocab, kWhat);
   const int64_t payload = std::ssize(bytes) - 1024;
   require(2 * tokens.size() == payload || 4 * tokens.size() == payload, "all bytes are used");
   tokens.chunks(0, tokens.size(), [](std::span<const int32_t> some) {

@@ -8,9 +8,10 @@
 namespace tessera::fuzz {
 
 const Target target("metrics", [](std::string_view bytes) {
-  const std::string kept = records_until(bytes, 100, kWhat).records;
-  require(kept.size() <= bytes.size() && (kept.empty() || kept.back() == '\n'), "complete lines are retained");
-  require(records_until(kept, 100, kWhat).records == kept, "truncation is idempotent");
+  const std::string retained = records_until(bytes, 100, kWhat).records;
+  require(retained.size() <= bytes.size() && (retained.empty() || retained.back() == '\n'),
+          "complete lines are retained");
+  require(records_until(retained, 100, kWhat).records == retained, "truncation is idempotent");
 });
 
 }  // namespace tessera::fuzz

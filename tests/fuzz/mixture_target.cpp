@@ -1,4 +1,4 @@
-// Names and weights of a mixture, from the command line and both file formats: accepted weights yield valid shares.
+// Names and weights of a mixture, from the command line and both file formats: accepted weights yield valid ratios.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -18,13 +18,13 @@ void check(const std::vector<Weighted>& all) {
     require(!w.name.empty() && std::isfinite(w.weight) && w.weight > 0, "names and positive weights");
     weights.push_back(w.weight);
   }
-  const std::vector<int64_t> shares = integer_shares(weights);
-  for (const int64_t s : shares) require(s > 0 && s <= 1'000'000, "a share is positive");
-  const int64_t sum = std::reduce(shares.begin(), shares.end());
-  require(shares.size() == all.size() && sum <= 1'000'000, "a period is at most a million");
+  const std::vector<int64_t> ratios = integer_ratios(weights);
+  for (const int64_t s : ratios) require(s > 0 && s <= 1'000'000, "a ratio is positive");
+  const int64_t sum = std::reduce(ratios.begin(), ratios.end());
+  require(ratios.size() == all.size() && sum <= 1'000'000, "a period is at most a million");
   if (sum >= 1000) return;
-  const MixtureOrder::Place next = MixtureOrder(shares).at(sum);  // the first of the second period
-  require(next.nth == shares[next.dataset], "each dataset has its share of a period");
+  const MixtureOrder::Place next = MixtureOrder(ratios).at(sum);  // the first of the second period
+  require(next.nth == ratios[next.dataset], "each dataset has its fraction of a period");
 }
 
 }  // namespace

@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 constexpr size_t kLargest = 4096;
 const fs::path kCorpus = fs::path(TESSERA_SOURCE_DIR) / "tests/fuzz/corpus";
 
-std::vector<fs::path> entries(const fs::path& folder) {
+std::vector<fs::path> entries(const fs::path& directory) {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder)) found.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(directory)) found.push_back(entry.path());
   return found;
 }
 
@@ -43,10 +43,10 @@ TEST(Fuzz, CorpusFilesAreAcceptedOrRejectedAsNamed) {
 }
 
 TEST(Fuzz, EveryTargetHasCorpus) {
-  std::set<std::string> named, kept;
+  std::set<std::string> named, stored;
   for (const auto& [name, parse] : targets()) named.insert(name);
-  for (const fs::path& folder : entries(kCorpus)) kept.insert(folder.filename().string());
-  EXPECT_EQ(named, kept);
+  for (const fs::path& directory : entries(kCorpus)) stored.insert(directory.filename().string());
+  EXPECT_EQ(named, stored);
   EXPECT_GE(named.size(), 10U);
 }
 

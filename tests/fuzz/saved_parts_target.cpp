@@ -14,7 +14,8 @@ const Target target("saved_parts", [](std::string_view bytes) {
   require(describe_parts(parse_parts(said, kWhat)) == said, "a description round-trips");
   for (const SavedPart& p : parts)
     for (const ShardSpec::Run& run : p.shard.runs)
-      require(run.begin >= 0 && run.size > 0 && run.begin + run.size <= p.whole[p.shard.dim], "a run is in its dim");
+      require(run.begin >= 0 && run.size > 0 && run.begin + run.size <= p.full_shape[p.shard.dim],
+              "a run is in its dim");
 });
 
 }  // namespace tessera::fuzz

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kHeader = 64, kHashAt = 32;
 
 void read_all(std::span<const std::byte> bytes) {
-  const TokenFile file = TokenFile::of_bytes(bytes, kWhat);
+  const TokenFile file = TokenFile::from_bytes(bytes, kWhat);
   std::vector<int32_t> tokens(static_cast<size_t>(file.size()));
   file.copy(0, file.size(), tokens.data());
   for (const int32_t t : tokens) require(t >= 0 && t < file.vocab_size(), "a token is inside the vocabulary");

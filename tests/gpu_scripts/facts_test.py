@@ -31,8 +31,8 @@ def changed(**paths):
     for path, value in paths.items():
         *folders, last = path.split("__")
         at = run
-        for folder in folders:
-            at = at[folder]
+        for directory in folders:
+            at = at[directory]
         at[last] = value
     return run
 
@@ -41,8 +41,8 @@ def counts(**given):
     return {"cudnn": given.get("cudnn", 0), "tensor cores": given.get("tiles", 0), "plain": given.get("plain", 0)}
 
 
-def refusal(words, **paths):
-    return gpu_run.why_refused(changed(**paths), gpu_run.wanted_of(GPT2 + words))
+def refusal(args, **paths):
+    return gpu_run.why_refused(changed(**paths), gpu_run.wanted_of(GPT2 + args))
 
 
 class RunReports(unittest.TestCase):

@@ -37,8 +37,8 @@ def goes_wrong(text):
     return False
 
 
-def says(status, words):
-    print(words, file=sys.stderr)
+def says(status, args):
+    print(args, file=sys.stderr)
     return status
 
 

@@ -35,19 +35,19 @@ class Scripts(unittest.TestCase):
         places += [(os.path.join(self.home, "build", "tests"), f"test_{s}") for s in ("tensor", "autograd", "nn", "verify")]
         places += [(os.path.join(self.home, "build", "bin"), "tessera"), (os.path.join(self.home, "build", "lib"), "x")]
         fake = Path(HERE, "fake.py").read_text()
-        for folder, name in places:
-            os.makedirs(folder, exist_ok=True)  # -S: Python starts faster without site-packages
-            Path(folder, name).write_text(f"#!{sys.executable} -SE\n{fake}")
-            os.chmod(os.path.join(folder, name), 0o755)
+        for directory, name in places:
+            os.makedirs(directory, exist_ok=True)  # -S: Python starts faster without site-packages
+            Path(directory, name).write_text(f"#!{sys.executable} -SE\n{fake}")
+            os.chmod(os.path.join(directory, name), 0o755)
         self.pids = os.path.join(self.home, "pids")
 
     def environment(self, fake):
         return {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", "FAKE": fake, "FAKE_PIDS": self.pids,
                 "TESSERA_PYTHON": os.path.join(self.programs, "python"), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def contact(self, what, *words, fake="", status=0):
+    def contact(self, what, *args, fake="", status=0):
         """The report of a call, or its output if there is no report."""
-        done = subprocess.run([os.path.join(self.home, "bench", "first_contact.sh"), what, "out", *words], cwd=self.home,
+        done = subprocess.run([os.path.join(self.home, "bench", "first_contact.sh"), what, "out", *args], cwd=self.home,
                               env=self.environment(fake), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400)
         self.assertEqual(done.returncode, status, done.stdout)
         report = Path(self.home, "out", f"report_{what}.md")
@@ -197,7 +197,7 @@ class Scripts(unittest.TestCase):
 
     def test_first_contact_runs_all_parts(self):
         report = self.contact("all", fake="other-kernels bad=test_nn+OtherGpu.One", status=1)
-        for words in ("## versions: ok", "torch 2.11.0", "| small, batch 8, own attention, graph | 1 | 2,000", "## tests: FAILED",
+        for args in ("## versions: ok", "torch 2.11.0", "| small, batch 8, own attention, graph | 1 | 2,000", "## tests: FAILED",
                       "  - OtherGpu.One: FAILED", "| tensor and sequence | bitwise identical |",
                       "| ZeRO-1, tensor and pipeline | bitwise identical |", "small in fp32, 20 steps of 20: as expected",
                       "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: created", "| gpt2, batch 32, Tessera, cuDNN, graph | 0 | REFUSED",
@@ -206,7 +206,7 @@ class Scripts(unittest.TestCase):
                       "| context, ring | 1 | 1,500", "| gpt2-32k, batch 1, own attention, graph |",
                       "batch 2048, which exceeds the memory of any GPU: as expected", "| llama-1b, batch 1, generation of 256 | 1 | 1,230",
                       "| own attention, graph on |", "attention/forward/bf16", "- racecheck, cross-entropy: clean", "something failed"):
-            self.assertIn(words, report)
+            self.assertIn(args, report)
         self.assertEqual(report.count("PyTorch, autocast/default"), 2)
         with tarfile.open(os.path.join(self.home, "out", "first_contact_all.tar.gz")) as archive:
             names = archive.getnames()
@@ -216,9 +216,9 @@ class Scripts(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(os.path.join(self.home, "out"))), ["first_contact_all.tar.gz", "report_all.md"])
 
     def test_first_contact_runs_in_three_parts(self):
-        for part, words in (("A", "## sanitizer: ok"), ("B", "| `gemm` | 20 |"), ("C", "## tuning: ok")):
+        for part, args in (("A", "## sanitizer: ok"), ("B", "| `gemm` | 20 |"), ("C", "## tuning: ok")):
             report = self.contact(part, *(["out/first_contact_A.tar.gz"] if part != "A" else []))
-            self.assertIn(words, report)
+            self.assertIn(args, report)
             self.assertIn("nothing failed; 0 steps were not run", report)
             with tarfile.open(os.path.join(self.home, "out", f"first_contact_{part}.tar.gz")) as archive:
                 self.assertIn("caches/tessera", archive.getnames())

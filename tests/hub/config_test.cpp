@@ -142,7 +142,7 @@ TEST(HubConfig, IgnoresUnusedKeys) {
 
 // The defaults of LlamaConfig() etc. in transformers 5.0 (src/transformers/models/*/configuration_*.py).
 TEST(HubConfig, DefaultsMatchTransformers) {
-  const std::map<std::string, std::string> usual = {
+  const std::map<std::string, std::string> defaults = {
       {"gpt2",
        "gpt2 12 layers, 12/12 heads of 64, 768 channels, 3072 hidden, context 1024, vocab 50257, eps 1e-05, tied"},
       {"llama",
@@ -163,7 +163,7 @@ TEST(HubConfig, DefaultsMatchTransformers) {
       {"qwen3_moe",
        "llama 24 layers, 32/4 heads of 64, 2048 channels, 768 hidden, context 32768, vocab 151936, eps 1e-06, "
        "theta 10000, normed, experts 128/8"}};
-  for (const auto& [type, words] : usual) EXPECT_EQ(in_words(parsed(Json{{"model_type", type}}.dump())), words);
+  for (const auto& [type, message] : defaults) EXPECT_EQ(in_words(parsed(Json{{"model_type", type}}.dump())), message);
   // null differs from a missing key.
   const auto type = [](const char* name) { return Json{{"model_type", name}}; };
   EXPECT_EQ(parsed(with(type("mistral"), "num_key_value_heads", nullptr).dump()).config.key_heads(), 32);
@@ -202,7 +202,7 @@ TEST(HubConfig, PartialRotaryFactorAndBiasesMatchTransformers) {
 // As in transformers 5.24.0: 0 and null count as missing, a length in the object itself takes precedence, as does
 // attention_factor over the value derived from mscale.
 TEST(HubConfig, YarnKeysMatchTransformers) {
-  const auto words = [](const Json& more, const Json& top = Json::object()) {
+  const auto message = [](const Json& more, const Json& top = Json::object()) {
     Json rope{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
     rope.update(more);
     Json config = with(with(kTiny, "max_position_embeddings", 64), "rope_scaling", rope);
@@ -211,19 +211,19 @@ TEST(HubConfig, YarnKeysMatchTransformers) {
     const size_t at = found.find(", yarn ");
     return at == std::string::npos ? found.substr(found.find("the key")) : found.substr(at + 7);
   };
-  EXPECT_EQ(words(Json::object()), "4 1 32 16 times 1.1386");
-  EXPECT_EQ(words({{"beta_fast", 0}, {"beta_slow", nullptr}, {"mscale", 1.0}}), "4 1 32 16 times 1.1386");
-  EXPECT_EQ(words({{"beta_fast", 8}, {"beta_slow", 2.0}, {"truncate", true}}), "4 2 8 16 times 1.1386");
-  EXPECT_EQ(words({{"original_max_position_embeddings", nullptr}}), "4 1 32 64 times 1.1386");
-  EXPECT_EQ(words(Json::object(), {{"original_max_position_embeddings", 32}}), "4 1 32 32 times 1.1386");
-  EXPECT_EQ(words({{"factor", nullptr}}), "4 1 32 16 times 1.1386");  // 64 / 16
-  EXPECT_EQ(words({{"mscale", 1.0}, {"mscale_all_dim", 0.5}}), "4 1 32 16 times 1.0648");
-  EXPECT_EQ(words({{"mscale", 1.0}, {"mscale_all_dim", 0.5}, {"attention_factor", 1.5}}), "4 1 32 16 times 1.5000");
-  EXPECT_EQ(words({{"factor", 0.5}}), "0.5 1 32 16 times 1.0000");
-  EXPECT_TRUE(words({{"truncate", false}}).starts_with("the key 'truncate': expected true"));
-  EXPECT_TRUE(words({{"beta_slow", 32}}).starts_with("the key 'beta_slow': expected less than beta_fast"));
+  EXPECT_EQ(message(Json::object()), "4 1 32 16 times 1.1386");
+  EXPECT_EQ(message({{"beta_fast", 0}, {"beta_slow", nullptr}, {"mscale", 1.0}}), "4 1 32 16 times 1.1386");
+  EXPECT_EQ(message({{"beta_fast", 8}, {"beta_slow", 2.0}, {"truncate", true}}), "4 2 8 16 times 1.1386");
+  EXPECT_EQ(message({{"original_max_position_embeddings", nullptr}}), "4 1 32 64 times 1.1386");
+  EXPECT_EQ(message(Json::object(), {{"original_max_position_embeddings", 32}}), "4 1 32 32 times 1.1386");
+  EXPECT_EQ(message({{"factor", nullptr}}), "4 1 32 16 times 1.1386");  // 64 / 16
+  EXPECT_EQ(message({{"mscale", 1.0}, {"mscale_all_dim", 0.5}}), "4 1 32 16 times 1.0648");
+  EXPECT_EQ(message({{"mscale", 1.0}, {"mscale_all_dim", 0.5}, {"attention_factor", 1.5}}), "4 1 32 16 times 1.5000");
+  EXPECT_EQ(message({{"factor", 0.5}}), "0.5 1 32 16 times 1.0000");
+  EXPECT_TRUE(message({{"truncate", false}}).starts_with("the key 'truncate': expected true"));
+  EXPECT_TRUE(message({{"beta_slow", 32}}).starts_with("the key 'beta_slow': expected less than beta_fast"));
   EXPECT_TRUE(
-      words({{"factor", 1.0}, {"attention_factor", 1.2}}).starts_with("the key 'attention_factor': expected 1"));
+      message({{"factor", 1.0}, {"attention_factor", 1.2}}).starts_with("the key 'attention_factor': expected 1"));
 }
 
 // A written model is read back as the same model.

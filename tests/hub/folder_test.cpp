@@ -172,9 +172,9 @@ TEST_F(HubFolderTest, ReadsPrefixedNamesBareModelsAndMaskBuffers) {
 // Files that are mistaken for weights are identified in the error.
 TEST_F(HubFolderTest, ErrorsNameFilesMistakenForWeights) {
   make_folder(open_fixture("untied"));
-  const auto with = [&](const std::string& bytes, const char* words) {
+  const auto with = [&](const std::string& bytes, const char* message) {
     file("model.safetensors", bytes);
-    expect_refused(words);
+    expect_refused(message);
   };
   with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a Git LFS pointer");
   with("<!DOCTYPE html><html><head></head></html>", "a web page");
@@ -201,16 +201,17 @@ TEST_F(HubFolderTest, ErrorsNameUnsupportedModelFormats) {
        "a distributed PyTorch checkpoint (DCP, FSDP), which is not supported: accelerate merge-weights"},
       {"latest_checkpointed_iteration.txt", "a Megatron-LM checkpoint"},
       {"model-00001.safetensors", "tensors without a configuration"}};
-  for (const auto& [name, words] : all) {
+  for (const auto& [name, message] : all) {
     emptied("other");
     file(std::string("other/") + name, "x");
     file("other/training_args.bin", "x");  // less specific
-    const bool says_more = std::string_view(words).find("checkpoint") != std::string_view::npos;
+    const bool says_more = std::string_view(message).find("checkpoint") != std::string_view::npos;
     for (const std::string from : {"other", "other/"}) {
       if (!says_more) fs::remove(path("other/training_args.bin"));
-      EXPECT_TRUE(foreign_in(path(from)).starts_with(fmt::format("; {} is {}", name, words))) << foreign_in(path(from));
+      EXPECT_TRUE(foreign_in(path(from)).starts_with(fmt::format("; {} is {}", name, message)))
+          << foreign_in(path(from));
     }
-    EXPECT_TRUE(foreign_in(path("other") / name).starts_with(fmt::format("; {} is {}", name, words)));
+    EXPECT_TRUE(foreign_in(path("other") / name).starts_with(fmt::format("; {} is {}", name, message)));
   }
   EXPECT_EQ(foreign_in(emptied("nothing")), "");
   EXPECT_EQ(foreign_in(path("missing")), "");
@@ -220,9 +221,9 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
   const Safetensors fixture = open_fixture("untied");
   make_folder(fixture, 2);
   const Json config = json("config.json");
-  const auto refused = [&](const char* key, const Json& value, const std::string& words) {
+  const auto refused = [&](const char* key, const Json& value, const std::string& message) {
     write_config(with(config, key, value));
-    expect_refused(words);
+    expect_refused(message);
   };
   refused("model_type", "mamba",
           "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, got \"mamba\"");
@@ -314,14 +315,15 @@ TEST_F(LlmcModelTest, ReadsTensorsDescribedByHeader) {
                 (version == 5 ? ours.to(DType::bfloat16).to(DType::float32) : ours).to_vector<float>());
     }
   }
-  const std::string whole = written(*model, 3);
-  const auto refused = [&](const std::string& bytes, const std::string& words) {
-    expect_error(Status::input, {"model.bin: ", words}, [&] { LlmcModel(file("model.bin", bytes)); });
+  const std::string complete = written(*model, 3);
+  const auto refused = [&](const std::string& bytes, const std::string& message) {
+    expect_error(Status::input, {"model.bin: ", message}, [&] { LlmcModel(file("model.bin", bytes)); });
   };
-  refused(whole.substr(0, 1000), "1000 bytes; expected a header of 1024");
-  refused(whole + "x", fmt::format("{} bytes; expected {} according to its header", whole.size() + 1, whole.size()));
+  refused(complete.substr(0, 1000), "1000 bytes; expected a header of 1024");
+  refused(complete + "x",
+          fmt::format("{} bytes; expected {} according to its header", complete.size() + 1, complete.size()));
   const auto with = [&](size_t at, int32_t value) {
-    std::string bytes = whole;
+    std::string bytes = complete;
     bytes.replace(4 * at, 4, reinterpret_cast<const char*>(&value), 4);
     return bytes;
   };

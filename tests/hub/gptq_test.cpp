@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 // The codes and scales that AutoGPTQ 0.3.1 packed (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
-Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
+Int4Matrix arange(int64_t rows, int64_t columns, int64_t group) {
   Int4Matrix m(rows, columns, group);
   for (int64_t o = 0; o < rows; ++o) {
     for (int64_t i = 0; i < columns; ++i) m.set_code(o, i, static_cast<int>((5 * o + 3 * i + o * i / 7) % 16));
@@ -33,7 +33,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
 }
 
 TEST(GptqFormat, PackedBitsMatchAutoGptq) {
-  const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
+  const GptqTensors t = pack_gptq(arange(32, 64, 32), 0, 32);
   ASSERT_EQ(t.qweight.size(), 8u * 32);
   // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, with 16 subtracted from the last two.
   for (const auto& [i, o, bits] : std::initializer_list<std::tuple<size_t, size_t, uint32_t>>{
@@ -48,16 +48,16 @@ TEST(GptqFormat, PackedBitsMatchAutoGptq) {
   EXPECT_EQ(wide(t.scales[32 + 5]), 8.0F / 64);  // (group 1, row 5)
   EXPECT_EQ(t.g_idx[31], 0);
   EXPECT_EQ(t.g_idx[32], 1);
-  const std::vector<TensorBytes> listed = listed_gptq(t, "l", counted(32, 64, 32), 32);
+  const std::vector<TensorBytes> listed = listed_gptq(t, "l", arange(32, 64, 32), 32);
   EXPECT_EQ(listed[1].name, "l.qweight");
   EXPECT_EQ(listed[1].shape, (std::vector<int64_t>{8, 32}));
   EXPECT_TRUE(listed[3].is_half);
-  EXPECT_THROW((void)pack_gptq(counted(12, 64, 32), 0, 12), Error);
+  EXPECT_THROW((void)pack_gptq(arange(12, 64, 32), 0, 12), Error);
 }
 
 TEST(GptqFormat, RoundTrips) {
   for (const auto& [rows, columns, group] : {std::array<int64_t, 3>{32, 64, 32}, {8, 24, 16}, {16, 8, 8}}) {
-    const Int4Matrix m = counted(rows, columns, group);
+    const Int4Matrix m = arange(rows, columns, group);
     const GptqTensors t = pack_gptq(m, 0, rows);
     const std::vector<TensorBytes> listed = listed_gptq(t, "l", m, rows);
     for (const bool ordered : {true, false}) {
@@ -88,8 +88,8 @@ class GptqFolderTest : public HubTest {
   }
   // Rewrites the file's tensors after `change`.
   void rewrite(const std::function<void(std::map<std::string, TensorBytes>&)>& change) const {
-    const std::string kept = read_file(path("model.safetensors"));
-    const Safetensors file(std::as_bytes(std::span(kept)), "kept", true);
+    const std::string original = read_file(path("model.safetensors"));
+    const Safetensors file(std::as_bytes(std::span(original)), "kept", true);
     std::map<std::string, TensorBytes> tensors;
     for (const TensorBytes& t : file.tensors()) tensors[t.name] = t;
     change(tensors);
@@ -133,8 +133,8 @@ TEST_F(GptqFolderTest, RoundTripsExactly) {
           std::vector<float> expected = p->var.value().to_vector<float>();
           const auto codes = weights.codes.find(p->name);
           if (codes != weights.codes.end()) codes->second.decode(0, expected);
-          const int64_t half = p->whole.numel() / 2 - 3;  // not at the start of a row
-          EXPECT_EQ(floats(folder.tensors(), p->name, p->whole, half), expected) << p->name;
+          const int64_t half = p->full_shape.numel() / 2 - 3;  // not at the start of a row
+          EXPECT_EQ(floats(folder.tensors(), p->name, p->full_shape, half), expected) << p->name;
           const auto again = folder.codes(p->name);
           ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
           EXPECT_TRUE(!again || again->codes == codes->second.codes) << p->name;
@@ -152,7 +152,7 @@ TEST_F(GptqFolderTest, AcceptsKeysOfEveryLibrary) {
     EXPECT_TRUE(folder.notes().empty()) << folder.notes()[0];
     double out = 0;
     for (const Parameter* p : model_->parameters())
-      for (const float v : floats(folder.tensors(), p->name, p->whole)) out += std::abs(static_cast<double>(v));
+      for (const float v : floats(folder.tensors(), p->name, p->full_shape)) out += std::abs(static_cast<double>(v));
     return out;
   };
   const double expected = sum();
@@ -200,7 +200,7 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
       write("config.json", said);
       const auto zero = [](int64_t g, int64_t row) { return static_cast<int>(1 + (3 * row + 5 * g) % 15); };
       zeros.assign(static_cast<size_t>(2 * m.rows / 8), 0);
-      std::vector<std::vector<int32_t>> kept;
+      std::vector<std::vector<int32_t>> original;
       std::vector<float> scales(static_cast<size_t>(2 * m.rows));
       for (int64_t g = 0; g < 2; ++g)
         for (int64_t row = 0; row < m.rows; ++row) {
@@ -215,8 +215,8 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
         if (wide_scales) t[layer + ".scales"] = {"", DType::float32, {2, m.rows}, std::as_bytes(std::span(scales))};
         for (auto& [other, tensor] : t)  // zero points of the other layers, which are symmetric
           if (second && other.ends_with(".qzeros") && !other.starts_with(layer)) {
-            kept.emplace_back(tensor.bytes.size() / 4, static_cast<int32_t>(0x88888888U));
-            tensor.bytes = std::as_bytes(std::span(kept.back()));
+            original.emplace_back(tensor.bytes.size() / 4, static_cast<int32_t>(0x88888888U));
+            tensor.bytes = std::as_bytes(std::span(original.back()));
           }
       });
       const HubFolder folder(path(""));
@@ -244,11 +244,11 @@ TEST_F(GptqFolderTest, DequantizesGroupOrdersAndZeroPoints) {
 TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
   write_hub_folder(path(""), kLlama, random_weights(kLlama, 16));
   const Json config = json("config.json");
-  const auto with = [&](const char* key, const Json& value, const std::string& words) {
+  const auto with = [&](const char* key, const Json& value, const std::string& message) {
     Json changed = config;
     changed["quantization_config"][key] = value;
     write("config.json", changed);
-    expect_refused("quantization_config: the key '" + words);
+    expect_refused("quantization_config: the key '" + message);
     write("config.json", config);
   };
   with("bits", 8, "bits': expected 4, got 8");
@@ -269,12 +269,12 @@ TEST_F(GptqFolderTest, RejectsCorruptFilesAndUnsupportedFormats) {
   expect_refused("q_proj.qzeros': expected int32 (1, 4), got int32 (2, 4)");
   write("config.json", config);
 
-  const std::string kept = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
+  const std::string original = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
   const auto refused = [&](const std::function<void(std::map<std::string, TensorBytes>&)>& change,
-                           const std::string& words) {
+                           const std::string& message) {
     rewrite(change);
-    expect_refused(words);
-    file("model.safetensors", kept);
+    expect_refused(message);
+    file("model.safetensors", original);
   };
   std::vector<std::byte> bytes;  // replaces a tensor's bytes
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {

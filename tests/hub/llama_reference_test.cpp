@@ -105,14 +105,14 @@ Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena)
   Results out;
   {
     const NoGrad no_grad;
-    out["logits"] = test::numbers(model->logits(model->hidden(ids)).value());
+    out["logits"] = test::reference(model->logits(model->hidden(ids)).value());
   }
   const Loss loss = model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
-  out["loss"] = test::numbers(loss.mean.value());
+  out["loss"] = test::reference(loss.mean.value());
   model->clear_gradients();
   backward(loss.mean);
   for (const Parameter* p : model->parameters())
-    if (p->var.grad().defined()) out[p->name] = test::numbers(p->var.grad());
+    if (p->var.grad().defined()) out[p->name] = test::reference(p->var.grad());
   return out;
 }
 
@@ -130,9 +130,9 @@ Results written(const Safetensors& fixture, const Safetensors& file) {
 
 void expect_near(const Results& ours, const Results& theirs, double bound) {
   EXPECT_EQ(ours.size(), theirs.size());
-  for (const auto& [name, numbers] : theirs) {
+  for (const auto& [name, reference] : theirs) {
     ASSERT_TRUE(ours.contains(name)) << name;
-    EXPECT_LE(test::distance(ours.at(name), numbers), bound) << name;
+    EXPECT_LE(test::distance(ours.at(name), reference), bound) << name;
   }
 }
 
@@ -144,12 +144,12 @@ void expect_decoding(const Safetensors& fixture, const ArenaPtr& arena) {
   TextCache first = model->cache(), second = model->cache();
   const std::array texts{&first, &second};
   const auto last = static_cast<double>(c.vocab - 1);
-  const Tensor ids = test::drawn({kBatch, kTokens}, DType::int32, "tokens", 0, last).to(arena);
+  const Tensor ids = test::random_tensor({kBatch, kTokens}, DType::int32, "tokens", 0, last).to(arena);
   const NoGrad no_grad;
   const Tensor logits = model->logits(model->hidden(ids)).value();
-  const Tensor whole = logits.on_host().to(DType::float64).reshape({kBatch, kTokens, c.vocab});
+  const Tensor full = logits.on_host().to(DType::float64).reshape({kBatch, kTokens, c.vocab});
   for (int64_t t = 0; t < kTokens; ++t)
-    EXPECT_LE(test::distance(model->decode(ids.narrow(1, t, 1).contiguous(), texts), whole.select(1, t)), 1e-12) << t;
+    EXPECT_LE(test::distance(model->decode(ids.narrow(1, t, 1).contiguous(), texts), full.select(1, t)), 1e-12) << t;
   int64_t bytes = 0;
   for (const TextCache* text : texts)
     for (const KvCache& cache : *text) bytes += cache.keys.nbytes() + cache.values.nbytes();

@@ -59,8 +59,8 @@ class PeftFolderTest : public HubTest {
     ModelConfig config = adapted.config;
     return {std::move(folder), std::move(base), std::move(adapted), std::move(config)};
   }
-  void expect_refused(const std::string& words) const {
-    expect_error(Status::input, {words}, [&] { both().tensors(); });
+  void expect_refused(const std::string& message) const {
+    expect_error(Status::input, {message}, [&] { both().tensors(); });
   }
   double expected_loss() const { return static_cast<double>(floats(adapters_->at("loss")).at(0)); }
   std::unique_ptr<Safetensors> model_, adapters_;
@@ -112,12 +112,12 @@ TEST_F(PeftFolderTest, ReadsAttentionAdaptersOfMixtral) {
   const Adapted read = folder.apply_to(base, source);
   EXPECT_EQ(read.config.lora.targets, config.lora.targets);
   const auto again = load_model(read.config, read.tensors);
-  const auto whole = load_model(base, merged(config, source));
+  const auto merged_model = load_model(base, merged(config, source));
   const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, make_arena());
   const NoGrad no_grad;
   const double loss = model->loss(ids, ids, 1).loss_sum;
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
-  EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
+  EXPECT_NEAR(merged_model->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
   expect_error(Status::input, {"no adaptable layer 'w1'; expected one or more of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).apply_to(base, source); });
@@ -208,9 +208,9 @@ TEST_F(PeftFolderTest, ErrorsNameUnsupportedSettings) {
       {"exclude_modules", ".*layers\\.1\\..*", "the model has no tensor 'base_model.model.model.layers.1."},
       {"base_model_name_or_path", "nowhere",
        "expected the directory of a model, got 'nowhere'; specify it with --base FOLDER"}};
-  for (const auto& [key, value, words] : wrong) {
+  for (const auto& [key, value, message] : wrong) {
     write_config(with(good, key, value));
-    expect_refused(words);
+    expect_refused(message);
   }
   // Initializations that change the base's weights: all of PEFT 0.21's and future ones.
   for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {

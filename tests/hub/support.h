@@ -107,8 +107,8 @@ class HubTest : public DataTest {
   Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
   void write(const std::string& name, const Json& value) const { file(name, value.dump()); }
   // Expects the directory "" to be rejected with one line.
-  void expect_refused(const std::string& words) const {
-    expect_error(Status::input, {words}, [&] { HubFolder folder(path("")); });
+  void expect_refused(const std::string& message) const {
+    expect_error(Status::input, {message}, [&] { HubFolder folder(path("")); });
   }
 };
 

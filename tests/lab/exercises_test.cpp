@@ -42,7 +42,7 @@ struct Mistake {
 std::vector<Mistake> mistakes() {
   std::vector<Mistake> all;
   for (const Section& s : read_sections("mistakes.txt"))
-    all.push_back({s.words.at(0), s.words.at(1), s.words.at(2), s.words.at(3), changelog_entries(s)});
+    all.push_back({s.message.at(0), s.message.at(1), s.message.at(2), s.message.at(3), changelog_entries(s)});
   return all;
 }
 
@@ -74,8 +74,8 @@ struct Submission {
 
 bool is_wanted(size_t number, const std::string& exercise) {
   if (const char* only = std::getenv("TESSERA_LAB")) return std::string(only) == "all" || exercise == only;
-  const char* draw = std::getenv("TESSERA_DRAW");
-  return (number + (draw ? std::stoull(draw) : 0)) % 6 == 0;
+  const char* offset = std::getenv("TESSERA_DRAW");
+  return (number + (offset ? std::stoull(offset) : 0)) % 6 == 0;
 }
 
 std::vector<Submission> submissions() {
@@ -96,9 +96,9 @@ std::vector<Submission> submissions() {
 }
 
 std::string graded(const Submission& s, size_t number) {
-  const TemporaryDirectory folder(temporary_directory() / fmt::format("tessera-lab-{}", number));
-  write_file(folder.path() / fs::path(s.exercise->file).filename(), s.text);
-  const Verdict verdict = check(*s.exercise, folder.path());
+  const TemporaryDirectory directory(temporary_directory() / fmt::format("tessera-lab-{}", number));
+  write_file(directory.path() / fs::path(s.exercise->file).filename(), s.text);
+  const Verdict verdict = check(*s.exercise, directory.path());
   if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}: {}\n{}", s.exercise->name, s.name, verdict.text);
   const bool right = verdict.solved == s.name.empty() && has(verdict.text, s.bound) && has(verdict.text, s.cause);
   return right ? ""
@@ -121,24 +121,25 @@ TEST(Lab, OriginalCodeSolvesEveryExercise) {
 
 TEST(Lab, CreatesAndGradesExercises) {
   const TemporaryDirectory place(temporary_directory() / "tessera-lab");
-  const fs::path folder = place.path() / "my ring's";
+  const fs::path directory = place.path() / "my ring's";
   const Exercise& e = exercise("2");
-  give_out(e, folder);
-  EXPECT_THROW(give_out(e, folder), Error);
+  give_out(e, directory);
+  EXPECT_THROW(give_out(e, directory), Error);
   for (const auto& [name, header] : {std::pair("ddp", "ddp.h"), std::pair("zero", "zero.h")}) {
     give_out(exercise(name), place.path() / name);
     EXPECT_TRUE(fs::exists(place.path() / name / header)) << "the page names " << header;
   }
   for (const char* name : {"ring.cpp", "README.md", "compile_commands.json"})
-    EXPECT_TRUE(fs::exists(folder / name)) << name;
-  write_file(folder / "ring.cpp", solution(e) + "#include <cstdio>\nstatic const int now = puts(\"\\x1b[2Jhere\");\n");
-  const Verdict verdict = check(e, folder);
+    EXPECT_TRUE(fs::exists(directory / name)) << name;
+  write_file(directory / "ring.cpp",
+             solution(e) + "#include <cstdio>\nstatic const int now = puts(\"\\x1b[2Jhere\");\n");
+  const Verdict verdict = check(e, directory);
   EXPECT_TRUE(verdict.solved) << verdict.text;
   EXPECT_TRUE(has(verdict.text, "your code printed:\n  \\x1b[2Jhere\n"));
-  write_file(folder / "ring.cpp", "int wrong(\n");
-  EXPECT_TRUE(has(check(e, folder).text, "failed compiler"));
-  fs::remove(folder / "ring.cpp");
-  EXPECT_THROW(check(e, folder), InputError);
+  write_file(directory / "ring.cpp", "int wrong(\n");
+  EXPECT_TRUE(has(check(e, directory).text, "failed compiler"));
+  fs::remove(directory / "ring.cpp");
+  EXPECT_THROW(check(e, directory), InputError);
 }
 
 // Code identical to Tessera's (except whitespace and comments) is reported in a note and does not affect the result.
@@ -169,8 +170,8 @@ TEST(Lab, GradesCopiedCodeWithNote) {
 struct TensorSlice {
   size_t parameter = 0;
   Range range;
-  std::vector<double> numbers;
-  auto fields() { return std::tie(parameter, range, numbers); }
+  std::vector<double> elements;
+  auto fields() { return std::tie(parameter, range, elements); }
 };
 struct Observed {
   std::vector<std::vector<TensorSlice>> gradients;
@@ -214,8 +215,8 @@ TEST(Lab, EachFailedCheckScoresExactPoints) {
   const auto sent = [](Op op, int64_t bytes) {
     return compute_change<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
   };
-  const Change gradient = compute_change<Ranks>([](Ranks& all) { all[0].gradients[1][0].numbers[0] += 1; });
-  const Change value = compute_change<Ranks>([](Ranks& all) { all[1].values[0].numbers[0] += 1; });
+  const Change gradient = compute_change<Ranks>([](Ranks& all) { all[0].gradients[1][0].elements[0] += 1; });
+  const Change value = compute_change<Ranks>([](Ranks& all) { all[1].values[0].elements[0] += 1; });
   const Change calls = compute_change<Ranks>([](Ranks& all) { all[0].counts[0].calls += std::ssize(all); });
   const Change early = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[0] - 1; });
   const Change late = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[1] + 1; });
@@ -283,7 +284,7 @@ TEST(Lab, EachFailedCheckScoresExactPoints) {
     };
     const Verdict verdict = grade(e, ask, 1);
     EXPECT_EQ(verdict.wrong.bound, row.bound) << e.name << ", answer " << row.answer << "\n" << verdict.text;
-    EXPECT_EQ(points(e.bounds, verdict.kept), row.points) << verdict.text;
+    EXPECT_EQ(points(e.bounds, verdict.passed), row.points) << verdict.text;
     refused[e.name].insert(row.bound);
   }
   for (const Exercise& e : exercises()) {
@@ -300,15 +301,15 @@ TEST(Lab, RejectsNonRegularSourceFiles) {
   const TemporaryDirectory place(temporary_directory() / "tessera-lab");
   const fs::path source = place.path() / "ring.cpp", pipe = place.path() / "pipe.h";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  const auto refused = [&](const std::string& words) {
+  const auto refused = [&](const std::string& message) {
     const std::string error = error_message([&] { check(exercise("ring"), place.path()); }, Status::input);
-    EXPECT_TRUE(has(error, "ring.cpp") && has(error, words)) << error;
+    EXPECT_TRUE(has(error, "ring.cpp") && has(error, message)) << error;
     fs::remove_all(source);
   };
   fs::create_directory(place.path() / "build");
-  for (const auto& [to, words] :
+  for (const auto& [to, message] :
        {std::pair("pipe.h", "not a regular file"), {"/dev/zero", "not a regular file"}, {"build", "is a directory"}})
-    fs::create_symlink(to, source), refused(words);
+    fs::create_symlink(to, source), refused(message);
   fs::create_symlink("ring.cpp", source), refused("symbolic links");
   write_file(source, std::string((1 << 20) + 1, ' ')), refused("1048577 bytes; expected at most 1048576");
   for (const char* name : {"pipe.h", "/dev/zero", "build"}) {
@@ -328,7 +329,7 @@ TEST(Lab, FindsSubmissionsOneDirectoryDeep) {
   for (const auto& [learner, files] : handed_in(place.path())) {
     found += learner + ":";
     for (const lab::Submission& h : files)
-      found += fmt::format(" {} in {},", h.exercise->name, fs::relative(h.folder, place.path()).string());
+      found += fmt::format(" {} in {},", h.exercise->name, fs::relative(h.directory, place.path()).string());
   }
   EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob: zero in bob,");
   EXPECT_THROW(handed_in(place.path() / "ring.cpp"), InputError);

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Fake {
-  std::string name, broke, exercise, text;  // exercise: empty for all; text: full file, unless empty
+  std::string name, bound, exercise, text;  // exercise: empty for all; text: full file, unless empty
   std::vector<std::string> bodies;
   Texts changes;
 };
@@ -57,7 +57,7 @@ std::vector<Fake> fakes() {
 std::string named(const Exercise& e, const Fake& fake) { return fmt::format("{}, {}", e.name, fake.name); }
 
 // The submitted file.
-std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& folder) {
+std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& directory) {
   std::string product = read_file(fs::path(TESSERA_SOURCE_DIR) / e.file), text = fake.text;
   const std::string given = blanked_file(product, e);
   std::vector<std::string> bodies;
@@ -80,7 +80,7 @@ std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& fold
   return replaced(text, {{"GIVEN", given},
                          {"INCLUDES\n", kIncludes},
                          {"INCLUDES", kIncludes},
-                         {"FOLDER", folder.string()},
+                         {"FOLDER", directory.string()},
                          {"SOURCE", TESSERA_SOURCE_DIR},
                          {"FILE", std::string(e.file)},
                          {"NUMBER", std::to_string(e.number)},
@@ -89,29 +89,29 @@ std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& fold
 
 // Empty if the fake is rejected with the expected reason and did no harm.
 std::string refused_fake(const Exercise& e, const Fake& fake) {
-  const TemporaryDirectory folder(temporary_directory() / "tessera-fake");
-  const fs::path kept = folder.path() / "kept", notes = folder.path() / "build/learner.d";
-  const std::string text = write_fake(e, fake, folder.path());
-  write_file(folder.path() / fs::path(e.file).filename(), text);
-  write_file(kept, "");
-  fs::create_symlink(fs::path(TESSERA_SOURCE_DIR) / e.file, folder.path() / "linked.inc");
+  const TemporaryDirectory directory(temporary_directory() / "tessera-fake");
+  const fs::path untouched = directory.path() / "kept", notes = directory.path() / "build/learner.d";
+  const std::string text = write_fake(e, fake, directory.path());
+  write_file(directory.path() / fs::path(e.file).filename(), text);
+  write_file(untouched, "");
+  fs::create_symlink(fs::path(TESSERA_SOURCE_DIR) / e.file, directory.path() / "linked.inc");
   if (text.ends_with("// NOTES\n")) fs::create_directory(notes.parent_path()), fs::create_symlink("/dev/null", notes);
-  const int held = ::open(kept.c_str(), O_WRONLY | O_CLOEXEC);  // a descriptor that the sandbox must not inherit
-  const fs::perms before = fs::status(kept).permissions();
-  const Verdict verdict = check(e, folder.path(), fake.broke == "time" ? 3 : kGradingSeconds);
+  const int held = ::open(untouched.c_str(), O_WRONLY | O_CLOEXEC);  // a descriptor that the sandbox must not inherit
+  const fs::perms before = fs::status(untouched).permissions();
+  const Verdict verdict = check(e, directory.path(), fake.bound == "time" ? 3 : kGradingSeconds);
   ::close(held);
-  const std::string broke = fake.broke == "any" ? "" : fmt::format("  failed {}\n", fake.broke);
-  const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, broke);
+  const std::string bound = fake.bound == "any" ? "" : fmt::format("  failed {}\n", fake.bound);
+  const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, bound);
   const bool noted = verdict.solved && verdict.notes.size() == 1 && verdict.notes[0].starts_with("includes ");
-  const bool sound = fake.broke == "noted"
+  const bool sound = fake.bound == "noted"
                          ? noted
-                         : !verdict.solved && (verdict.kept == 0 || !fake.exercise.empty()) &&
+                         : !verdict.solved && (verdict.untouched == 0 || !fake.exercise.empty()) &&
                                verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
                                verdict.text.find("\nexercise") == verdict.text.npos;
-  const bool harmless = fs::exists(kept) && fs::file_size(kept) == 0 && fs::status(kept).permissions() == before &&
-                        !fs::exists(folder.path() / "made") &&
-                        (!fs::exists(folder.path() / "build/output.txt") ||
-                         fs::file_size(folder.path() / "build/output.txt") <= uintmax_t{1} << 20);
+  const bool harmless = fs::exists(untouched) && fs::file_size(untouched) == 0 &&
+                        fs::status(untouched).permissions() == before && !fs::exists(directory.path() / "made") &&
+                        (!fs::exists(directory.path() / "build/output.txt") ||
+                         fs::file_size(directory.path() / "build/output.txt") <= uintmax_t{1} << 20);
   if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}\n{}", named(e, fake), verdict.text);
   return sound && harmless ? ""
                            : fmt::format("{}: expected '{}'{}, found\n{}\n", named(e, fake), first,
@@ -120,8 +120,8 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
 
 TEST(FakeSubmissions, AreRejected) {
   std::vector<std::pair<const Exercise*, const Fake*>> all;
-  const char *only = std::getenv("TESSERA_FAKES"), *draw = std::getenv("TESSERA_DRAW");
-  size_t number = draw ? std::stoull(draw) : 0;
+  const char *only = std::getenv("TESSERA_FAKES"), *offset = std::getenv("TESSERA_DRAW");
+  size_t number = offset ? std::stoull(offset) : 0;
   const std::vector<Fake> every = fakes();
   for (const Exercise& e : exercises()) {
     size_t of_this = 0;
@@ -146,7 +146,7 @@ TEST(FakeSubmissions, MalformedAnswersAreRejected) {
         const Verdict verdict = grade(
             e, [&](const auto&) { return std::string(size, byte); }, 1);
         EXPECT_FALSE(verdict.solved) << e.name;
-        EXPECT_EQ(verdict.kept, 0U) << e.name;
+        EXPECT_EQ(verdict.untouched, 0U) << e.name;
       }
 }
 

@@ -43,7 +43,7 @@ std::string verdict_on(const Puzzle& p, uint64_t seed, const std::string& text) 
 std::string solution(const Puzzle& p, const Task& task) {
   if (!task.solution.empty()) return task.solution;
   for (const Section& section : read_sections("solutions.txt")) {
-    if (section.words[0] != p.name) continue;
+    if (section.fields[0] != p.name) continue;
     std::string text = section.texts[0].second;
     if (task.begun.empty()) return text;
     const std::vector<std::string> given = split(task.begun, '\n');  // ranks, x, y, and vectors sharded between steps
@@ -109,8 +109,8 @@ TEST(Puzzles, EverySeedHasASolution) {
     std::set<std::string> tasks;
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
       const Task task = p.task(seed);
-      if (!tasks.insert(task.numbers + task.begun).second) continue;
-      EXPECT_EQ(broken_bound(task, solution(p, task)), "") << p.name << ", seed " << seed << "\n" << task.numbers;
+      if (!tasks.insert(task.instance + task.begun).second) continue;
+      EXPECT_EQ(broken_bound(task, solution(p, task)), "") << p.name << ", seed " << seed << "\n" << task.instance;
     }
     EXPECT_GE(tasks.size(), 20U) << p.name;
   }
@@ -140,7 +140,7 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
       const Task task = p.task(seed);
       std::vector<std::string> printed;
       int ranks = 0, microbatches = 0, context = 0;
-      if (std::sscanf(task.numbers.c_str(), "- %d ranks, %d", &ranks, &microbatches) == 2) {
+      if (std::sscanf(task.instance.c_str(), "- %d ranks, %d", &ranks, &microbatches) == 2) {
         std::vector<Schedule> made = builtin_schedules(ranks, microbatches);
         made.push_back(eager_1f1b(ranks, microbatches));
         const Schedule known = parse_schedule(task.solution, "");
@@ -148,8 +148,8 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
           for (const Schedule& other : {s, split_backward(s)})
             for (const Schedule& moved : {other, on_job_ranks(known, other)})
               if (!s.has(PassKind::W) || other == s) printed.push_back(to_text(moved));
-      } else if (std::sscanf(task.numbers.c_str(), "- %d sequences of %d", &ranks, &context) == 2) {
-        if (!tasks.insert(task.numbers).second) continue;
+      } else if (std::sscanf(task.instance.c_str(), "- %d sequences of %d", &ranks, &context) == 2) {
+        if (!tasks.insert(task.instance).second) continue;
         std::vector<std::string>& of = plans[{ranks, context}];
         if (of.empty()) {
           planner::SearchRequest q{planner::to_model_shape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
@@ -158,7 +158,7 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
           for (planner::Candidate& c : planner::search(q).best) {
             of.emplace_back();
             for (const Setting& s : field_descriptors(c.layout))
-              of.back() += fmt::format("{} = {}\n", s.field.name, s.written());
+              of.back() += fmt::format("{} = {}\n", s.name, s.written());
           }
         }
         for (const std::string& plan : of)
@@ -190,7 +190,7 @@ std::vector<Attempt> mistakes() {
           out.push_back(
               {name, "name", fmt::format("1 {0}\n2 {0}\n3 {0}\n", fault), "With this fault the run would report", 7});
     if (p.file == "plan.toml") {
-      const int batch = std::stoi(p.task(0).numbers.substr(2));
+      const int batch = std::stoi(p.task(0).instance.substr(2));
       const auto plan = [&](const char* bound, const char* rest, int sequences, int dp, const char* says = "") {
         out.push_back({name, bound,
                        fmt::format("dp = {}\nsequences = {}\nmicrobatches = {}\nrecompute_layers = 28\n{}\n", dp,
@@ -247,17 +247,17 @@ std::vector<Attempt> mistakes() {
       slow.actions[static_cast<size_t>(stage % 2)].push_back({PassKind::B, stage, i});
   out.push_back({"stages", "bubble", to_text(slow), "a rank is idle although", in_order});
   for (const Section& x : read_sections("puzzle_mistakes.txt")) {
-    const Puzzle& p = puzzle(x.words[0]);
+    const Puzzle& p = puzzle(x.fields[0]);
     const std::map<std::string, std::string> ranks{
         {"column-row", "mlp tp=2\nx S(1)\ny I\n"},
         {"heads", "attention tp=4\nx S(1)\ny I\n"},
         {"data-and-tensor", "mlp dp=2 tp=2\nx S(0) S(1)\ny S(0) I\n"},
         {"sequence", "block tp=2\nx S(1)\ny S(1)\nproj.bias S(0)\ndown.bias S(0)\n"}};
-    const uint64_t seed = ranks.contains(x.words[0]) ? seed_with(p, ranks.at(x.words[0])) : 0;
+    const uint64_t seed = ranks.contains(x.fields[0]) ? seed_with(p, ranks.at(x.fields[0])) : 0;
     const Texts changes = changelog_entries(x);
     std::string text = changes.empty() ? x.texts[0].second : solution(p, p.task(seed));
     for (const auto& [from, to] : changes) text = changed(text, from, to);
-    out.push_back({x.words[0], x.words[1], text, x.words.size() > 2 ? x.words[2] : "", seed});
+    out.push_back({x.fields[0], x.fields[1], text, x.fields.size() > 2 ? x.fields[2] : "", seed});
   }
   return out;
 }
@@ -325,21 +325,21 @@ TEST(Puzzles, RejectsFilesOfOtherPuzzlesAndLearners) {
   for (const Puzzle& p : puzzles()) {
     EXPECT_TRUE(p.page.starts_with("# p" + std::to_string(p.number) + ". ")) << p.name;
     EXPECT_LE(std::ranges::count(p.page, '\n'), 44) << p.name;
-    const auto folder = place.path() / p.name;
-    start(p, folder, 7);
-    EXPECT_THROW(start(p, folder), Error);
-    EXPECT_TRUE(has(read_file(folder / "README.md"), "\n" + p.task(7).numbers + "\n")) << p.name;
-    EXPECT_FALSE(grade(p, folder).solved) << p.name;
-    EXPECT_EQ(std::filesystem::exists(folder / "runs.txt"), p.file == "answers.txt");
-    write_file(folder / p.file, solution(p, p.task(7)));
-    EXPECT_TRUE(grade(p, folder).solved) << p.name;
-    write_file(folder / p.file, fmt::format("# p{} seed 8\n", p.number) + solution(p, p.task(7)));
-    EXPECT_EQ(grade(p, folder).wrong.bound, "seed") << p.name;
-    EXPECT_TRUE(has(json(p, grade(p, folder)), R"("seed":7,"broke":"seed")")) << p.name;
-    EXPECT_EQ(puzzle_in(folder), &p);
-    EXPECT_THROW(grade(puzzle(p.number == 1 ? "p2" : "p1"), folder), InputError);
-    std::filesystem::remove(folder / kTaskFile);
-    EXPECT_THROW(grade(p, folder), InputError) << p.name;
+    const auto directory = place.path() / p.name;
+    start(p, directory, 7);
+    EXPECT_THROW(start(p, directory), Error);
+    EXPECT_TRUE(has(read_file(directory / "README.md"), "\n" + p.task(7).instance + "\n")) << p.name;
+    EXPECT_FALSE(grade(p, directory).solved) << p.name;
+    EXPECT_EQ(std::filesystem::exists(directory / "runs.txt"), p.file == "answers.txt");
+    write_file(directory / p.file, solution(p, p.task(7)));
+    EXPECT_TRUE(grade(p, directory).solved) << p.name;
+    write_file(directory / p.file, fmt::format("# p{} seed 8\n", p.number) + solution(p, p.task(7)));
+    EXPECT_EQ(grade(p, directory).wrong.bound, "seed") << p.name;
+    EXPECT_TRUE(has(json(p, grade(p, directory)), R"("seed":7,"broke":"seed")")) << p.name;
+    EXPECT_EQ(puzzle_in(directory), &p);
+    EXPECT_THROW(grade(puzzle(p.number == 1 ? "p2" : "p1"), directory), InputError);
+    std::filesystem::remove(directory / kTaskFile);
+    EXPECT_THROW(grade(p, directory), InputError) << p.name;
     EXPECT_FALSE(has(verdict_on(p, 8, solution(p, p.task(7))), ": solved")) << p.name;
   }
   EXPECT_GE(puzzles().size(), 12U);
@@ -347,15 +347,15 @@ TEST(Puzzles, RejectsFilesOfOtherPuzzlesAndLearners) {
 
 // For every changed placement, the table rejects what a run shows to be wrong.
 TEST(PlacementTable, RejectsEveryPlacementRejectedByRun) {
-  std::vector<std::string> words{"R", "I", "P", "S(0)", "S(1)", "S(2)"};
+  std::vector<std::string> fields{"R", "I", "P", "S(0)", "S(1)", "S(2)"};
   for (size_t from = 0; from < 6; ++from)
     for (size_t to = 0; to < 6; ++to)
-      if (from != to) words.push_back(words[from] + "->" + words[to]);
+      if (from != to) fields.push_back(fields[from] + "->" + fields[to]);
   const std::string mlp =
       solution(puzzle("column-row"), puzzle("column-row").task(seed_with(puzzle("column-row"), "mlp tp=2")));
   int refused = 0;
   for (const std::string& line : split(mlp, '\n'))
-    for (const std::string& word : words) {
+    for (const std::string& word : fields) {
       if (line.empty() || line.starts_with("mlp")) continue;
       const std::string other = line.substr(0, line.find(' ') + 1) + word;
       const PlacementVerdict v = check_placements(changed(mlp, line + "\n", other + "\n"), "a file");

@@ -19,7 +19,7 @@ namespace tessera::lab {
 using Texts = std::vector<std::pair<std::string, std::string>>;
 
 struct Section {
-  std::vector<std::string> words = {};
+  std::vector<std::string> fields = {};
   Texts texts = {{"", ""}};  // (kind, lines); first: lines before any kind
 };
 
@@ -31,7 +31,7 @@ inline std::vector<Section> read_sections(const std::string& file) {
       Section& begun = out.emplace_back();
       for (size_t at = 4, end; at < line.size(); at = end + 3) {
         end = std::min(line.find(" | ", at), line.size());
-        begun.words.push_back(line.substr(at, end - at));
+        begun.fields.push_back(line.substr(at, end - at));
       }
     } else if (line.starts_with("--- ")) {
       out.back().texts.emplace_back(line.substr(4), "");

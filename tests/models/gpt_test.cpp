@@ -71,7 +71,7 @@ Worst worst_gradient(std::span<const FlatUnit> units, std::span<const double> re
   Worst worst;
   size_t offset = 0;
   for (const FlatUnit& unit : units) {
-    const std::vector<double> grads = numbers(unit.grads);
+    const std::vector<double> grads = host_values(unit.grads);
     for (const Slot& slot : unit.slots) {
       const auto begin = static_cast<size_t>(slot.begin), size = static_cast<size_t>(slot.size);
       const double error = distance(std::span(grads).subspan(begin, size), reference.subspan(offset + begin, size), 0);
@@ -159,7 +159,7 @@ TEST(Gpt, Bfloat16GradientsMatchFloat64) {
   const double loss = run_backward(*model, c.shape), loss64 = run_backward(*wide, c.shape);
   EXPECT_NEAR(loss, loss64, 0.02 * loss64);
   std::vector<double> reference;
-  for (const FlatUnit& unit : wide->units()) std::ranges::copy(numbers(unit.grads), std::back_inserter(reference));
+  for (const FlatUnit& unit : wide->units()) std::ranges::copy(host_values(unit.grads), std::back_inserter(reference));
   const Worst worst = worst_gradient(model->units(), reference);
   EXPECT_LT(worst.error, 0.05) << worst.name;
 }
@@ -241,14 +241,14 @@ TEST(Gpt, DecodingWithCacheMatchesForwardPass) {
   auto model = make_model(c.config, DType::float64, arena);
   const Tensor ids = random_ids({2, 90}, c.config.vocab, 1, arena);
   const NoGrad no_grad;
-  const Tensor whole = model->logits(model->hidden(ids)).value().reshape({2, 90, c.config.vocab});
+  const Tensor full_logits = model->logits(model->hidden(ids)).value().reshape({2, 90, c.config.vocab});
   TextCache first = model->cache(), second = model->cache();
   const std::array texts{&first, &second};
   int64_t at = 0;
   for (const int64_t length : {70, 1, 1, 17, 1}) {
     const Tensor next = model->decode(ids.narrow(1, at, length).contiguous(), texts);
     at += length;
-    const std::vector<double> found = numbers(next), expected = numbers(whole.select(1, at - 1));
+    const std::vector<double> found = host_values(next), expected = host_values(full_logits.select(1, at - 1));
     ASSERT_EQ(found.size(), expected.size());
     for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-12);
   }

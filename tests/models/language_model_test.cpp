@@ -168,11 +168,11 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
 
 TEST(Documents, AreComputedIndependently) {
   constexpr int64_t kSequences = 2, kTokens = 80;  // more than a tile of 64 keys
-  const auto drawn = [&](uint64_t step) {
+  const auto random_tensor = [&](uint64_t step) {
     return test::made({kSequences, kTokens}, DType::int32, make_arena(),
                       [&](size_t i) { return Philox::named(1, "documents").below(12, i, step); });
   };
-  const Tensor ids = drawn(0), targets = drawn(1);
+  const Tensor ids = random_tensor(0), targets = random_tensor(1);
   for (const Family family : {Family::gpt2, Family::llama})
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
       Passes packed(to_model_config(family, recompute)), alone(to_model_config(family, recompute));

@@ -24,20 +24,20 @@ namespace {
 constexpr int64_t kBatch = 3, kTokens = 40, kLayers = 3;
 
 // Elements per token.
-struct Kept {
+struct Saved {
   int64_t elements, beside;
 };
 
-Kept saved_activations(const ModelConfig& c) {
+Saved saved_activations(const ModelConfig& c) {
   const bool gpt = c.family == Family::gpt2;
   const int64_t k = c.all_heads().key * c.head_size(), packed = c.attended() + 2 * k;
   if (c.recompute == Recompute::block) return {c.channels, 0};
-  Kept kept{4 * c.channels + packed + c.attended() + (gpt ? 2 : 3) * c.hidden(), c.heads + (gpt ? 4 : 2)};
-  if (c.qk_norm) kept.elements += packed, kept.beside += c.heads + c.all_heads().key;
-  if (c.recompute == Recompute::attention) return {kept.elements - c.attended(), kept.beside - c.heads};
-  if (c.recompute != Recompute::none) kept.elements -= c.hidden();
-  if (c.recompute == Recompute::activation_norm) kept.elements -= 2 * c.channels;
-  return kept;
+  Saved saved{4 * c.channels + packed + c.attended() + (gpt ? 2 : 3) * c.hidden(), c.heads + (gpt ? 4 : 2)};
+  if (c.qk_norm) saved.elements += packed, saved.beside += c.heads + c.all_heads().key;
+  if (c.recompute == Recompute::attention) return {saved.elements - c.attended(), saved.beside - c.heads};
+  if (c.recompute != Recompute::none) saved.elements -= c.hidden();
+  if (c.recompute == Recompute::activation_norm) saved.elements -= 2 * c.channels;
+  return saved;
 }
 
 TEST(Memory, BlockActivationsMatchFormula) {
@@ -60,8 +60,8 @@ TEST(Memory, BlockActivationsMatchFormula) {
         for (int64_t i = 0; i < kLayers; ++i) x = model->layer(i)(x);
 
         const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
-        const auto bytes = [&](const Kept& kept) {
-          return tokens * (kept.elements * element_size(dtype) + kept.beside * wide);
+        const auto bytes = [&](const Saved& saved) {
+          return tokens * (saved.elements * element_size(dtype) + saved.beside * wide);
         };
         const std::string what = std::string(to_string(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
         const Usage usage = arena->usage(Category::activations);
@@ -69,11 +69,11 @@ TEST(Memory, BlockActivationsMatchFormula) {
         // While the last block runs, all its tensors exist, and with head norms some of them twice.
         ModelConfig plain = config;
         plain.recompute = Recompute::none;
-        const int64_t most = (kLayers - 1) * bytes(saved_activations(config)) + bytes(saved_activations(plain));
+        const int64_t upper_bound = (kLayers - 1) * bytes(saved_activations(config)) + bytes(saved_activations(plain));
         if (mode == Recompute::none && !config.qk_norm)
-          EXPECT_EQ(usage.peak - before, most) << what;
+          EXPECT_EQ(usage.peak - before, upper_bound) << what;
         else
-          EXPECT_LE(usage.peak - before, most + tokens * 2 * config.channels * element_size(dtype)) << what;
+          EXPECT_LE(usage.peak - before, upper_bound + tokens * 2 * config.channels * element_size(dtype)) << what;
       }
 }
 

@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 // Sets the weights of a materialized model on one rank to their constant initial value plus 0.4 times a normal value.
-void draw_weights(Module& model, uint64_t seed = 3) {
+void sample_weights(Module& model, uint64_t seed = 3) {
   for (const Parameter* p : model.parameters()) {
     const Philox random = Philox::named(seed, p->name);
     Tensor values = p->var.value();
@@ -37,7 +37,7 @@ class SamplingTest : public testing::Test {
   // Distinct tokens in 4,000 samples.
   static std::string keys(const Tensor& logits, const SampleOptions& o) {
     std::set<int32_t> found;
-    for (uint64_t i = 0; i < 4000; ++i) found.insert(draw_token(logits, o, i));
+    for (uint64_t i = 0; i < 4000; ++i) found.insert(sample_token(logits, o, i));
     std::string s;
     for (const int32_t token : found) s += std::to_string(token);
     return s;
@@ -76,22 +76,22 @@ TEST_F(SamplingTest, FiltersApplyInOrderOfTransformers) {
 TEST_F(SamplingTest, RepetitionPenaltyAppliesOncePerToken) {
   const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, make_arena());
   const SampleOptions o{.temperature = 0, .repetition_penalty = 1.04};
-  EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
-  EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 1, 0, 2, 0, 0, 1, 3}), 0);
-  EXPECT_EQ(draw_token(logits, {.temperature = 0, .repetition_penalty = 1.06}, 0, std::vector<int32_t>{0}), 1);
+  EXPECT_EQ(sample_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
+  EXPECT_EQ(sample_token(logits, o, 0, std::vector<int32_t>{0, 1, 0, 2, 0, 0, 1, 3}), 0);
+  EXPECT_EQ(sample_token(logits, {.temperature = 0, .repetition_penalty = 1.06}, 0, std::vector<int32_t>{0}), 1);
   const Tensor negative = Tensor::of<float>(std::array{-1.0f, -1.1f}, {2}, make_arena());
-  EXPECT_EQ(draw_token(negative, o, 0, std::vector<int32_t>{0, 0, 0}), 0) << "-1.04";
-  EXPECT_EQ(draw_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
+  EXPECT_EQ(sample_token(negative, o, 0, std::vector<int32_t>{0, 0, 0}), 0) << "-1.04";
+  EXPECT_EQ(sample_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
 }
 
 TEST_F(SamplingTest, TokensDependOnlyOnSeedAndIndex) {
-  const auto draws = [&](uint64_t seed) {
+  const auto samples = [&](uint64_t seed) {
     std::vector<int32_t> tokens;
-    for (uint64_t i = 0; i < 50; ++i) tokens.push_back(draw_token(logits_, {.seed = seed}, i));
+    for (uint64_t i = 0; i < 50; ++i) tokens.push_back(sample_token(logits_, {.seed = seed}, i));
     return tokens;
   };
-  EXPECT_EQ(draws(1), draws(1));
-  EXPECT_NE(draws(1), draws(2));
+  EXPECT_EQ(samples(1), samples(1));
+  EXPECT_NE(samples(1), samples(2));
 }
 
 TEST(Sample, GeneratesBeyondContextAndFromLongPrompts) {
@@ -133,11 +133,11 @@ ModelConfig to_model_config(Family family, int64_t context) {
 std::unique_ptr<LanguageModel> made(const ModelConfig& config, const ArenaPtr& arena) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->materialize(1, arena, DType::float64, DType::float64);
-  draw_weights(*model);
+  sample_weights(*model);
   return model;
 }
 
-Text drawn_text(int64_t count, uint64_t seed) {
+Text random_text(int64_t count, uint64_t seed) {
   const Philox random = Philox::named(seed, "window");
   const auto token = [&](size_t i) { return random.below(kVocab, i); };
   return test::made({count}, DType::int32, make_arena(), token).to_vector<int32_t>();
@@ -156,11 +156,11 @@ Tensor after(LanguageModel& model, std::span<const int32_t> text, const ArenaPtr
 }
 
 double apart(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = test::numbers(a), y = test::numbers(b);
+  const std::vector<double> x = test::host_values(a), y = test::host_values(b);
   EXPECT_EQ(x.size(), y.size());
-  double most = 0;
-  for (size_t i = 0; i < y.size(); ++i) most = std::max(most, std::abs(x.at(i) - y[i]));
-  return most;
+  double max_error = 0;
+  for (size_t i = 0; i < y.size(); ++i) max_error = std::max(max_error, std::abs(x.at(i) - y[i]));
+  return max_error;
 }
 
 using Window = test::OneThread;
@@ -170,7 +170,7 @@ TEST_F(Window, LogitsDependOnEveryTokenAndPosition) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 8), arena);
-    const Text text = drawn_text(8, 1);
+    const Text text = random_text(8, 1);
     const Tensor logits = after(*model, text, arena);
     for (size_t i = 0; i < text.size(); ++i) {
       Text other = text;
@@ -191,7 +191,7 @@ TEST_F(Window, ChunkedDecodingMatchesForwardPass) {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const auto model = made(to_model_config(family, 9), arena);
     for (uint64_t cuts = 0; cuts < 256; cuts += 5) {
-      const Text text = drawn_text(9, cuts);
+      const Text text = random_text(9, cuts);
       TextCache cache = model->cache();
       for (size_t begin = 0, end = 1; begin < text.size(); begin = end++) {
         while (end < text.size() && (cuts >> (end - 1) & 1) == 0) ++end;
@@ -211,13 +211,13 @@ void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts)
       const auto model = made(to_model_config(family, context), arena);
       const auto limit = static_cast<size_t>(context);
       for (const int64_t prompt : {int64_t{1}, int64_t{3}, context, context + 1, 2 * context + 3}) {
-        Text text = drawn_text(prompt, static_cast<uint64_t>(context));
+        Text text = random_text(prompt, static_cast<uint64_t>(context));
         size_t window = std::min(text.size(), limit);
-        uint64_t draws = 0;
+        uint64_t samples = 0;
         const SampleOptions options{.temperature = 1.5, .seed = static_cast<uint64_t>(prompt)};
         sample(*model, text, 3 * context + 5, options, [&](int32_t token) {
-          EXPECT_EQ(token, draw_token(after(*model, std::span(text).last(window), arena), options, draws++))
-              << "context " << context << ", a prompt of " << prompt << ", token " << draws;
+          EXPECT_EQ(token, sample_token(after(*model, std::span(text).last(window), arena), options, samples++))
+              << "context " << context << ", a prompt of " << prompt << ", token " << samples;
           text.push_back(token);
           if (++window > limit) window = std::max<size_t>(1, limit / 2);
           return true;
@@ -241,29 +241,29 @@ std::vector<double> probabilities(const std::vector<double>& logits, const Sampl
   const size_t vocab = o.vocab > 0 ? static_cast<size_t>(o.vocab) : logits.size();
   std::vector<double> p(logits.size(), 0.0);
   for (size_t i = 0; i < vocab; ++i) p[i] = std::exp(logits[i] / o.temperature);
-  const auto keep = [&](const auto& wanted) {  // the likeliest remain while wanted(their number, their sum)
+  const auto filter = [&](const auto& wanted) {  // the likeliest remain while wanted(their number, their sum)
     std::vector<size_t> order(p.size());
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });
     const double total = std::accumulate(p.begin(), p.end(), 0.0);
     double sum = 0;
     for (size_t n = 0; n < order.size(); ++n) {
-      const bool kept = n == 0 || wanted(n, sum / total);
+      const bool selected = n == 0 || wanted(n, sum / total);
       sum += p[order[n]];
-      if (!kept) p[order[n]] = 0;
+      if (!selected) p[order[n]] = 0;
     }
   };
-  if (o.top_k > 0) keep([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
-  if (o.top_p < 1) keep([&](size_t, double sum) { return sum < o.top_p; });
-  const double most = *std::ranges::max_element(p);
-  for (double& x : p) x = x < o.min_p * most ? 0 : x;
+  if (o.top_k > 0) filter([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
+  if (o.top_p < 1) filter([&](size_t, double sum) { return sum < o.top_p; });
+  const double max_error = *std::ranges::max_element(p);
+  for (double& x : p) x = x < o.min_p * max_error ? 0 : x;
   const double total = std::accumulate(p.begin(), p.end(), 0.0);
   for (double& x : p) x /= total;
   return p;
 }
 
 TEST_F(Window, SamplesFollowSoftmaxOfRemainingLogits) {
-  constexpr int kDraws = 20000;
+  constexpr int kSamples = 20000;
   const std::vector<double> logits = {0.3, -1.2, 2.1, 0.9, -0.4, 1.6, -2.5, 0.0, 1.1};
   const Tensor tensor = Tensor::of<double>(logits, {9}, make_arena());
   uint64_t seed = 0;
@@ -279,10 +279,10 @@ TEST_F(Window, SamplesFollowSoftmaxOfRemainingLogits) {
                                 .vocab = vocab};
           const std::vector<double> expected = probabilities(logits, o);
           std::vector<int> found(logits.size());
-          for (uint64_t i = 0; i < kDraws; ++i) ++found.at(static_cast<size_t>(draw_token(tensor, o, i)));
+          for (uint64_t i = 0; i < kSamples; ++i) ++found.at(static_cast<size_t>(sample_token(tensor, o, i)));
           for (size_t t = 0; t < logits.size(); ++t) {
             const double p = expected[t];
-            EXPECT_NEAR(found[t], kDraws * p, 4.5 * std::sqrt(kDraws * p * (1 - p)) + 1e-6)
+            EXPECT_NEAR(found[t], kSamples * p, 4.5 * std::sqrt(kSamples * p * (1 - p)) + 1e-6)
                 << "token " << t << ": temperature " << temperature << ", top-k " << top_k << ", top-p " << top_p
                 << ", vocabulary " << vocab;
           }

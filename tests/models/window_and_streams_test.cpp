@@ -53,7 +53,8 @@ TEST_P(SlidingWindow, MasksEveryTokenBeforeTheLastFour) {
   for (int32_t p = 0; p < kContext; ++p) {
     const Tensor changed = model->logits(model->hidden(ids(p))).value().reshape({kContext, kVocab});
     for (int64_t t = 0; t < kContext; ++t)
-      EXPECT_EQ(test::numbers(plain.select(0, t)) != test::numbers(changed.select(0, t)), t >= p && t < p + kWindow)
+      EXPECT_EQ(test::host_values(plain.select(0, t)) != test::host_values(changed.select(0, t)),
+                t >= p && t < p + kWindow)
           << "token " << t << " after a change of token " << p;
   }
 }
@@ -68,7 +69,7 @@ TEST_P(SlidingWindow, DecodingWithCacheMatchesForwardPass) {
   for (const int64_t length : {5, 1, 1, 3, 1, 1}) {
     const Tensor next = model->decode(ids().narrow(1, at, length).contiguous(), texts);
     at += length;
-    const std::vector<double> found = test::numbers(next), expected = test::numbers(all.select(0, at - 1));
+    const std::vector<double> found = test::host_values(next), expected = test::host_values(all.select(0, at - 1));
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-12) << "token " << at - 1;
   }
 }

@@ -48,10 +48,10 @@ Passed pass(MixtureOfExperts& m, const Tensor& x, const Tensor& dy, const StepIn
 TEST(Experts, MatchPyTorch) {
   if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
   const int64_t b = 3, t = 10, c = 12, hidden = 20;
-  std::vector<float> numbers;
+  std::vector<float> inputs;
   std::vector<Tensor> ours;
   std::string layers;
-  const auto add = [&](const Tensor& all) { std::ranges::copy(all.to_vector<float>(), std::back_inserter(numbers)); };
+  const auto add = [&](const Tensor& all) { std::ranges::copy(all.to_vector<float>(), std::back_inserter(inputs)); };
   for (const auto& [gated, softmax, shared] : {std::tuple{false, RouterSoftmax::chosen, 0},
                                                {true, RouterSoftmax::chosen, 1},
                                                {true, RouterSoftmax::all, 0},
@@ -60,11 +60,12 @@ TEST(Experts, MatchPyTorch) {
         .count = 5, .per_token = 2, .shared = shared, .softmax = softmax, .balance_loss = 0.4, .z_loss = 0.2};
     MixtureOfExperts m(c, {.hidden = hidden, .mlp = mlp_options(gated), .experts = config});
     m.materialize(3, make_arena(), DType::float32, DType::float32);
-    const Tensor x = test::drawn({b, t, c}, DType::float32, "x"), dy = test::drawn({b, t, c}, DType::float32, "dy");
+    const Tensor x = test::random_tensor({b, t, c}, DType::float32, "x"),
+                 dy = test::random_tensor({b, t, c}, DType::float32, "dy");
     add(x);
     add(dy);
     for (const Parameter* p : in_order(m)) {
-      Tensor(p->var.value()).copy_from(test::drawn(p->whole, DType::float32, p->name, -0.7, 0.7));
+      Tensor(p->var.value()).copy_from(test::random_tensor(p->full_shape, DType::float32, p->name, -0.7, 0.7));
       add(p->var.value());
     }
     layers += fmt::format(" {},{},{},{},{},{},{:d},{:d},{},{},{}", b, t, c, config.count, config.per_token, hidden,
@@ -74,12 +75,12 @@ TEST(Experts, MatchPyTorch) {
     ours.insert(ours.end(), passed.gradients.begin(), passed.gradients.end());
   }
   const test::Exchange exchange;
-  exchange.write("in.bin", std::span<const float>(numbers));
+  exchange.write("in.bin", std::span<const float>(inputs));
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/experts_pytorch.py", layers);
   const std::vector<double> theirs = exchange.read<double>("out.bin");
   std::span<const double> left(theirs);
   for (size_t i = 0; i < ours.size(); ++i) {
-    const std::vector<double> own = test::numbers(ours[i]);
+    const std::vector<double> own = test::host_values(ours[i]);
     ASSERT_LE(own.size(), left.size());
     EXPECT_LE(test::distance(own, left.first(own.size())), 1e-5) << i;
     left = left.subspan(own.size());
@@ -94,18 +95,19 @@ TEST(Experts, GradientsAccumulateOverMicrobatches) {
     MixtureOfExperts m(
         c, {.hidden = 12, .experts = {.count = 4, .capacity = capacity, .balance_loss = 0.5, .z_loss = 0.1}});
     m.materialize(1, make_arena(), DType::float64, DType::float64);
-    const Tensor x = test::drawn({4, 6, c}, DType::float64, "x"), dy = test::drawn({4, 6, c}, DType::float64, "dy");
+    const Tensor x = test::random_tensor({4, 6, c}, DType::float64, "x"),
+                 dy = test::random_tensor({4, 6, c}, DType::float64, "dy");
     const StepInfo at{.sequences_total = 4, .training = true};
-    const Passed whole = pass(m, x, dy, at);
+    const Passed full = pass(m, x, dy, at);
     std::vector<Tensor> sums;
     for (const auto& [first, count] : {std::pair{0, 3}, {3, 1}}) {
       const Passed part = pass(m, x.narrow(0, first, count).clone(), dy.narrow(0, first, count).clone(), at);
-      EXPECT_TRUE(test::same_bits(part.dx, whole.dx.narrow(0, first, count)));
+      EXPECT_TRUE(test::bitwise_equal(part.dx, full.dx.narrow(0, first, count)));
       if (first == 0) sums = part.gradients;
       for (size_t i = 0; first > 0 && i < sums.size(); ++i) add_(sums[i], part.gradients[i]);
     }
-    ASSERT_EQ(sums.size(), whole.gradients.size());
-    for (size_t i = 0; i < sums.size(); ++i) EXPECT_LE(test::distance(whole.gradients[i], sums[i]), 1e-13) << i;
+    ASSERT_EQ(sums.size(), full.gradients.size());
+    for (size_t i = 0; i < sums.size(); ++i) EXPECT_LE(test::distance(full.gradients[i], sums[i]), 1e-13) << i;
   }
 }
 
@@ -115,12 +117,12 @@ TEST(Experts, DropTokensBeyondCapacity) {
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor router = in_order(m)[0]->var.value();
   router.fill(0);
-  const Tensor x = test::drawn({2, 8, 4}, DType::float32, "x");
+  const Tensor x = test::random_tensor({2, 8, 4}, DType::float32, "x");
   const Passed passed = pass(m, x, x, {.training = true});
   for (int64_t token = 0; token < 16; ++token) {
-    const bool kept = token % 8 < 3;  // ceil(1.4 * 8 / 4)
+    const bool within_capacity = token % 8 < 3;  // ceil(1.4 * 8 / 4)
     const std::vector<float> y = passed.y.flat_rows().select(0, token).to_vector<float>();
-    EXPECT_EQ(std::ranges::count(y, 0) == 4, !kept) << token;
+    EXPECT_EQ(std::ranges::count(y, 0) == 4, !within_capacity) << token;
   }
   const MixtureOfExperts::Load load = m.take_load();
   EXPECT_EQ(load.rows, (std::vector<int64_t>{6, 0, 0, 0}));
@@ -128,7 +130,7 @@ TEST(Experts, DropTokensBeyondCapacity) {
   EXPECT_EQ(m.take_load().dropped, 0);
   m.set_step({});  // not training
   const NoGrad no_grad;
-  for (const double v : test::numbers(m(Var(x)).value())) EXPECT_NE(v, 0);
+  for (const double v : test::host_values(m(Var(x)).value())) EXPECT_NE(v, 0);
   EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
 }
 
@@ -143,11 +145,11 @@ TEST(Experts, SeparateGemmsAreBitwiseEqualToGroupedGemm) {
         for (GatedMlp* expert : m.all<GatedMlp>()) expert->disable_fusion();
       else if (apart)
         for (Mlp* expert : m.all<Mlp>()) expert->disable_fusion();
-      const Tensor x = test::drawn({2, 6, 8}, DType::float32, "x");
+      const Tensor x = test::random_tensor({2, 6, 8}, DType::float32, "x");
       passed.push_back(pass(m, x, x, {.training = true}));
     }
-    EXPECT_TRUE(test::same_bits({passed[0].y, passed[0].dx}, {passed[1].y, passed[1].dx}));
-    EXPECT_TRUE(test::same_bits(passed[0].gradients, passed[1].gradients));
+    EXPECT_TRUE(test::bitwise_equal({passed[0].y, passed[0].dx}, {passed[1].y, passed[1].dx}));
+    EXPECT_TRUE(test::bitwise_equal(passed[0].gradients, passed[1].gradients));
   }
 }
 
@@ -155,7 +157,7 @@ TEST(Experts, RejectLayersWithCustomMatmul) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 2}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   m.all<Mlp>()[1]->down.hooks.matmul = [](const Var& x, const Var&, const Var&, PackedWeights*) { return x; };
-  EXPECT_THROW(m(Var(test::drawn({1, 5, 4}, DType::float32, "x"))), Error);
+  EXPECT_THROW(m(Var(test::random_tensor({1, 5, 4}, DType::float32, "x"))), Error);
 }
 
 TEST(Experts, AreSeparateUnits) {
@@ -167,7 +169,7 @@ TEST(Experts, AreSeparateUnits) {
   };
   EXPECT_EQ(names(), "model experts.0 experts.1 experts.2 ");
   EXPECT_EQ(m.idle_elements(), 3 * 4 * 6);
-  m.keep_experts(1, 1, {});
+  m.set_local_experts(1, 1, {});
   EXPECT_EQ(names(), "model experts.1 ");
 }
 
@@ -175,7 +177,7 @@ TEST(Experts, AreSeparateUnits) {
 TEST(Experts, NonFiniteInputsReachLoss) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 3}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
-  Tensor x = test::drawn({1, 5, 4}, DType::float32, "x");
+  Tensor x = test::random_tensor({1, 5, 4}, DType::float32, "x");
   x.fill(std::numeric_limits<double>::quiet_NaN());
   EXPECT_TRUE(std::isnan(m(Var(x)).value().to_vector<float>()[0]));
 }

@@ -55,9 +55,10 @@ FlatUnit normal_unit(const std::vector<int64_t>& sizes) {
 }
 
 // Gaps between slots must be preserved, so they are nonzero.
-FlatUnit drawn_unit(test::Draw& draw, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
+FlatUnit random_unit(test::Sampler& sample, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
   std::vector<int64_t> sizes;
-  for (int64_t slots = draw.between(1, 6); slots > 0; --slots) sizes.push_back(draw.between(1, draw.between(1, 3000)));
+  for (int64_t slots = sample.between(1, 6); slots > 0; --slots)
+    sizes.push_back(sample.between(1, sample.between(1, 3000)));
   FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   for (const Slot& slot : unit.slots) slot.parameter->full_matrix_update = optimizer == "muon";
   Tensor gaps = unit.values;
@@ -87,40 +88,40 @@ void expect_same_steps(std::string_view name, const FlatUnit& unit, const ArenaP
     expected->step(0.01 * (t + 1), 0.7);
     found->step(0.01 * (t + 1), 0.7);
   }
-  EXPECT_TRUE(same_bits(there.values, here.values)) << name << " " << here.values.describe();
-  EXPECT_TRUE(same_bits(there.grads, here.grads));
+  EXPECT_TRUE(bitwise_equal(there.values, here.values)) << name << " " << here.values.describe();
+  EXPECT_TRUE(bitwise_equal(there.grads, here.grads));
   ASSERT_EQ(found->state().size(), expected->state().size());
   for (size_t s = 0; s < expected->state().size(); ++s) {
     EXPECT_EQ(found->state()[s].tensor.arena(), state_there ? state_there : there.values.arena());
-    EXPECT_TRUE(same_bits(found->state()[s].tensor, expected->state()[s].tensor)) << expected->state()[s].name;
+    EXPECT_TRUE(bitwise_equal(found->state()[s].tensor, expected->state()[s].tensor)) << expected->state()[s].name;
   }
 }
 
 // Full units, and shards that begin and end inside slots, at any element.
 TEST_F(UnitsGpu, UpdatesAreBitwiseEqualToCpu) {
-  test::Draw draw("updates", 0);
+  test::Sampler sample("updates", 0);
   uint64_t seed = 0;
   for (const std::string_view name : kOptimizerNames)
     for (const DType values : test::floating(arena))
       for (const DType grads : test::floating(arena)) {
         if ((values == DType::float64) != (grads == DType::float64)) continue;  // unsupported by all optimizers
-        const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
-        const int64_t n = unit.values.numel(), from = draw.between(0, n - 1), to = draw.between(from + 1, n);
+        const FlatUnit unit = random_unit(sample, values, grads, seed += 2, name);
+        const int64_t n = unit.values.numel(), from = sample.between(0, n - 1), to = sample.between(from + 1, n);
         expect_same_steps(name, unit, arena);
         expect_same_steps(name, slice_unit(unit, from, to, make_arena()), arena);
       }
   OptimizerOptions plain = kOptions;
   plain.momentum = 0;
-  expect_same_steps("sgd", drawn_unit(draw, DType::float32, DType::float32, 99), arena, plain);
+  expect_same_steps("sgd", random_unit(sample, DType::float32, DType::float32, 99), arena, plain);
 }
 
 // State in pinned host memory that exceeds one pinned block.
 TEST_F(UnitsGpu, OffloadedStateIsBitwiseEqualToCpu) {
-  test::Draw draw("offloaded", 0);
+  test::Sampler sample("offloaded", 0);
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
     for (const DType values : test::floating(arena))
-      expect_same_steps(name, drawn_unit(draw, values, accum_dtype(values), 7, name), arena, kOptions, pinned);
+      expect_same_steps(name, random_unit(sample, values, accum_dtype(values), 7, name), arena, kOptions, pinned);
   EXPECT_EQ(pinned->usage(Category::optimizer).live, 0);
   EXPECT_GT(pinned->usage(Category::optimizer).peak, 0);
   expect_same_steps("adamw", normal_unit({3 << 20}), arena, kOptions, pinned);
@@ -135,12 +136,12 @@ TEST_F(UnitsGpu, UpdatesSupportAnyNumberOfSlots) {
 }
 
 TEST_F(UnitsGpu, NormsAreBitwiseEqualToCpu) {
-  test::Draw draw("norms", 0);
+  test::Sampler sample("norms", 0);
   for (const DType dtype : test::floating(arena)) {
     std::vector<FlatUnit> here, there;
     std::vector<Tensor> grads_here, grads_there;
     for (uint64_t u = 0; u < 70; ++u) {  // more than one launch sums
-      here.push_back(drawn_unit(draw, DType::float32, dtype, 10 * u));
+      here.push_back(random_unit(sample, DType::float32, dtype, 10 * u));
       there.push_back(copy_unit(here.back(), arena));
       grads_here.push_back(here.back().grads);
       grads_there.push_back(there.back().grads);
@@ -159,13 +160,13 @@ TEST_F(UnitsGpu, NormsAreBitwiseEqualToCpu) {
 }
 
 TEST_F(UnitsGpu, BlockSumsAreAddedInOrder) {
-  test::Draw draw("runs", 0);
+  test::Sampler sample("runs", 0);
   const Tensor here = made({12000}, DType::float64, make_arena(),
-                           [&](size_t) { return static_cast<double>(draw.between(0, (1 << 30) - 1)) * 1e-7; });
+                           [&](size_t) { return static_cast<double>(sample.between(0, (1 << 30) - 1)) * 1e-7; });
   std::vector<BlockRun> runs;
   for (int i = 0; i < 100; ++i) {
-    const int64_t times = draw.between(1, 3), stride = draw.between(0, 2999), count = draw.between(0, 2899);
-    runs.push_back({.begin = draw.between(0, 2999), .count = count, .times = times, .stride = stride});
+    const int64_t times = sample.between(1, 3), stride = sample.between(0, 2999), count = sample.between(0, 2899);
+    runs.push_back({.begin = sample.between(0, 2999), .count = count, .times = times, .stride = stride});
   }
   const auto sums = [&](const Tensor& x) {
     const Tensor out = x.make({static_cast<int64_t>(runs.size())}, DType::float64);
@@ -180,8 +181,8 @@ TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
   if constexpr (kWithCuda)
     for (const std::string_view name : kOptimizerNames)
       for (const DType values : test::floating(arena)) {
-        test::Draw draw(std::string(name).c_str(), 0);
-        const FlatUnit unit = drawn_unit(draw, values, accum_dtype(values), 7, name);
+        test::Sampler sample(std::string(name).c_str(), 0);
+        const FlatUnit unit = random_unit(sample, values, accum_dtype(values), 7, name);
         const FlatUnit here = copy_unit(unit, arena), there = copy_unit(unit, arena);
         const auto known = made_optimizer(name, here, kOptions), queued = made_optimizer(name, there, kOptions);
         cuda::StepState state(arena);
@@ -211,9 +212,9 @@ TEST_F(UnitsGpu, UpdatesReadScalarsFromDeviceMemory) {
         there.grads.narrow(0, 5, 1).fill(std::numeric_limits<double>::quiet_NaN());
         step(1, 2.5);  // no update
         EXPECT_TRUE(state.found().update.skip);
-        EXPECT_TRUE(same_bits(here.values, there.values)) << name << " " << to_string(values);
+        EXPECT_TRUE(bitwise_equal(here.values, there.values)) << name << " " << to_string(values);
         for (size_t s = 0; s < known->state().size(); ++s)
-          EXPECT_TRUE(same_bits(queued->state()[s].tensor, known->state()[s].tensor)) << known->state()[s].name;
+          EXPECT_TRUE(bitwise_equal(queued->state()[s].tensor, known->state()[s].tensor)) << known->state()[s].name;
         EXPECT_EQ(queued->steps(), 3);
       }
 }
@@ -259,11 +260,11 @@ TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
       there.materialize(5, arena, dtype, DType::float32);
       ASSERT_EQ(there.units().size(), here.units().size());
       for (size_t u = 0; u < here.units().size(); ++u) {
-        EXPECT_TRUE(same_bits(there.units()[u].values, here.units()[u].values)) << here.units()[u].name;
-        EXPECT_TRUE(same_bits(there.units()[u].grads, here.units()[u].grads));
+        EXPECT_TRUE(bitwise_equal(there.units()[u].values, here.units()[u].values)) << here.units()[u].name;
+        EXPECT_TRUE(bitwise_equal(there.units()[u].grads, here.units()[u].grads));
       }
       for (size_t p = 0; p < here.parameters().size(); ++p)
-        EXPECT_TRUE(same_bits(there.parameters()[p]->var.value(), here.parameters()[p]->var.value()));
+        EXPECT_TRUE(bitwise_equal(there.parameters()[p]->var.value(), here.parameters()[p]->var.value()));
     }
   EXPECT_EQ(arena->host()->total().live, 0);
 }
@@ -273,21 +274,21 @@ TEST_F(UnitsGpu, InitialValuesAreBitwiseEqualToCpu) {
 
 using GeluMlpGpu = test::OnGpu;
 
-struct Way {
+struct Mode {
   bool deferred, recompute, frozen;  // frozen: the first layer's weight, but not its bias
 };
 
 // Output and gradients for values exact in `dtype`, computed in `as`.
-std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const Way& way) {
-  const auto drawn = [&](const Shape& shape, size_t i) {
-    return test::drawn(shape, dtype, "mlp " + std::to_string(i)).to(as).to(arena);
+std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const Mode& mode) {
+  const auto random_tensor = [&](const Shape& shape, size_t i) {
+    return test::random_tensor(shape, dtype, "mlp " + std::to_string(i)).to(as).to(arena);
   };
   std::vector<Var> v;
   for (const Shape& shape : {Shape{2, 16, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}})
-    v.emplace_back(drawn(shape, v.size()), !(way.frozen && v.size() == 1));
-  const Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = way.recompute});
+    v.emplace_back(random_tensor(shape, v.size()), !(mode.frozen && v.size() == 1));
+  const Var y = mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = mode.recompute});
   DeferredWeightGrads later;
-  backward(y, {.seed = drawn({2, 16, 24}, 9), .defer = way.deferred ? &later : nullptr});
+  backward(y, {.seed = random_tensor({2, 16, 24}, 9), .defer = mode.deferred ? &later : nullptr});
   later.run();
   std::vector<Tensor> all{y.value()};
   for (const Var& one : v)
@@ -300,9 +301,9 @@ TEST_F(GeluMlpGpu, GradientsMatchFloat64) {
     for (const bool deferred : {false, true})
       for (const bool recompute : {false, true})
         for (const bool frozen : {false, true}) {
-          const Way way{deferred, recompute, frozen};
-          const auto found = results(dtype, dtype, arena, way),
-                     exact = results(dtype, DType::float64, make_arena(), way);
+          const Mode mode{deferred, recompute, frozen};
+          const auto found = results(dtype, dtype, arena, mode),
+                     exact = results(dtype, DType::float64, make_arena(), mode);
           ASSERT_EQ(found.size(), frozen ? 5U : 6U);
           for (size_t i = 0; i < found.size(); ++i)
             EXPECT_LE(apart(found[i], exact[i]), dtype == DType::bfloat16 ? 0.02 : 2e-6)

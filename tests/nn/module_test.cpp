@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-using test::same_bits;
+using test::bitwise_equal;
 
 // Two linear layers, the second a separate unit.
 struct Pair : Module {
@@ -148,17 +148,17 @@ TEST(Losses, MeanSquaredErrorAndGradientMatchHandComputation) {
 TEST(Parameter, ShardRunsCoverExactlyItsElements) {
   const Philox random = Philox::named(3, "cuts");
   uint64_t at = 0;
-  const auto draw = [&](int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1), at++));
+  const auto sample = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random.below(static_cast<uint64_t>(high - low + 1), at++));
   };
   for (int trial = 0; trial < 200; ++trial) {
-    const Shape whole{draw(1, 4), draw(1, 7), draw(1, 3)};
-    const auto dim = static_cast<int>(draw(0, 2));
-    Parameter parameter{.name = "p", .whole = whole, .shard = {.dim = dim}};
+    const Shape shape{sample(1, 4), sample(1, 7), sample(1, 3)};
+    const auto dim = static_cast<int>(sample(0, 2));
+    Parameter parameter{.name = "p", .full_shape = shape, .shard = {.dim = dim}};
     std::vector<ShardSpec::Run>& runs = parameter.shard.runs;
-    for (int64_t from = 0; from < whole[dim];) {
-      const int64_t begin = from + draw(0, 1), size = draw(1, 2);
-      if (begin + size > whole[dim]) break;
+    for (int64_t from = 0; from < shape[dim];) {
+      const int64_t begin = from + sample(0, 1), size = sample(1, 2);
+      if (begin + size > shape[dim]) break;
       runs.push_back({begin, size});
       from = begin + size;
     }
@@ -173,9 +173,9 @@ TEST(Parameter, ShardRunsCoverExactlyItsElements) {
         for (int64_t c = 0; c < here[2]; ++c) {
           int64_t i[3] = {a, b, c};
           i[dim] = indices[static_cast<size_t>(i[dim])];
-          expected.push_back((i[0] * whole[1] + i[1]) * whole[2] + i[2]);
+          expected.push_back((i[0] * shape[1] + i[1]) * shape[2] + i[2]);
         }
-    const int64_t begin = draw(0, here.numel() - 1), end = draw(begin, here.numel());
+    const int64_t begin = sample(0, here.numel() - 1), end = sample(begin, here.numel());
     std::vector<int64_t> found;
     int64_t next = begin;
     for_each_run(parameter, begin, end, [&](int64_t from, int64_t to, int64_t count) {
@@ -188,15 +188,15 @@ TEST(Parameter, ShardRunsCoverExactlyItsElements) {
 }
 
 TEST(Parameter, InitialShardValuesMatchFullParameter) {
-  Linear whole(5, 6, {}), part(5, 6, {});
+  Linear unsharded(5, 6, {}), part(5, 6, {});
   part.shard(part.weight, {.runs = {{1, 2}, {4, 1}}});
   EXPECT_THROW(part.shard(part.weight, {.runs = {{0, 1}}}), Error);
   EXPECT_THROW(part.shard(*part.bias, {.runs = {{5, 2}}}), Error);
-  whole.materialize(9, make_arena(), DType::float32, DType::float32);
+  unsharded.materialize(9, make_arena(), DType::float32, DType::float32);
   part.materialize(9, make_arena(), DType::float32, DType::float32);
-  const Tensor all = whole.weight.value(), some = part.weight.value();
+  const Tensor all = unsharded.weight.value(), some = part.weight.value();
   ASSERT_EQ(some.numel(), 15);
-  EXPECT_TRUE(same_bits({some.narrow(0, 0, 2), some.select(0, 2)}, {all.narrow(0, 1, 2), all.select(0, 4)}));
+  EXPECT_TRUE(bitwise_equal({some.narrow(0, 0, 2), some.select(0, 2)}, {all.narrow(0, 1, 2), all.select(0, 4)}));
 }
 
 TEST(Module, ExcludesUnitsOfOtherRanks) {
@@ -239,7 +239,7 @@ TEST(GeluMlp, IsBitwiseEqualToSeparateLayers) {
         const auto one = results(dtype, deferred, [&](const std::vector<Var>& v) {
           return mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, {.recompute = recompute});
         });
-        EXPECT_TRUE(same_bits(one, layers)) << to_string(dtype);
+        EXPECT_TRUE(bitwise_equal(one, layers)) << to_string(dtype);
       }
 }
 
@@ -255,7 +255,7 @@ TEST(GeluMlp, NormComputesBiasGradient) {
     backward(sum(norm(y, v[5], Var()) * Var(normal(9, {6, 24}, DType::float32))));
     return v[4].grad();
   };
-  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+  EXPECT_TRUE(bitwise_equal(gradient(true), gradient(false)));
 }
 
 // A wrapped layer, as under tensor parallelism, is called: code between the layers is not bypassed.
@@ -269,7 +269,7 @@ TEST(GeluMlp, CallsWrappedLayers) {
     ++calls;
     return inner(in);
   });
-  EXPECT_TRUE(same_bits(mlp(x).value(), plain));
+  EXPECT_TRUE(bitwise_equal(mlp(x).value(), plain));
   EXPECT_EQ(calls, 1);
 }
 
@@ -338,7 +338,7 @@ TEST(Lora, OutputIsAddedToAdaptedColumns) {
   layer.freeze();
   Lora& adapter = layer.adapt("part", 6, 10, {.rank = 3, .scale = 2, .starts_idle = false});
   layer.materialize(1, make_arena(), DType::float64, DType::float64);
-  const Tensor x = test::drawn({2, 3, 8}, DType::float64, "x"), y = layer(Var(x)).value(),
+  const Tensor x = test::random_tensor({2, 3, 8}, DType::float64, "x"), y = layer(Var(x)).value(),
                base = linear(x, layer.weight.value(), layer.bias->value());
   for (int64_t i = 0; i < 6; ++i)
     for (int64_t j = 0; j < 20; ++j) {
@@ -355,7 +355,7 @@ TEST(Lora, InitialOutputMatchesBaseModel) {
     plain.lora = {};
     const auto a = make_model(adapted), b = make_model(plain);
     for (LanguageModel* model : {a.get(), b.get()}) model->materialize(5, make_arena(), DType::float32, DType::float32);
-    EXPECT_TRUE(same_bits(a->hidden(six_ids()).value(), b->hidden(six_ids()).value()));
+    EXPECT_TRUE(bitwise_equal(a->hidden(six_ids()).value(), b->hidden(six_ids()).value()));
   }
 }
 
@@ -366,7 +366,7 @@ TEST(Lora, OnlyAdaptersHaveGradients) {
   int64_t trained = 0;
   for (const Parameter* p : model->parameters()) {
     EXPECT_EQ(p->trainable, p->name.find(".lora_") != std::string::npos) << p->name;
-    if (p->trainable) trained += p->whole.numel();
+    if (p->trainable) trained += p->full_shape.numel();
   }
   EXPECT_EQ(trained, 2 * 3 * (8 + 4));  // two layers of A (3, 8) and B (4, 3)
   EXPECT_EQ(model->parameters()[1]->name.find("blocks.0."), 0u);

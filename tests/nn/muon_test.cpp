@@ -67,12 +67,12 @@ FlatUnit matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype) {
   static std::deque<Parameter> all;  // units outlive their creators
   Parameter& p = all.emplace_back();
   p.name = "w";
-  p.whole = {rows, columns};
+  p.full_shape = {rows, columns};
   p.decays = p.full_matrix_update = true;
   if (top > 0) p.rows = {top, rows - top};
-  p.var = Var(Tensor::meta(p.whole, dtype), true);
-  const auto room = [&] { return Tensor::empty({rows * columns}, dtype, make_arena(), Category::parameters); };
-  return {"u (matrices)", room(), room(), {{&p, 0, rows * columns}}};
+  p.var = Var(Tensor::meta(p.full_shape, dtype), true);
+  const auto buffer = [&] { return Tensor::empty({rows * columns}, dtype, make_arena(), Category::parameters); };
+  return {"u (matrices)", buffer(), buffer(), {{&p, 0, rows * columns}}};
 }
 
 void expect_matches_paper(int64_t rows, int64_t columns, int64_t top, DType dtype, double bound,
@@ -133,10 +133,10 @@ TEST_F(MuonGpu, StaysWithinPredictedMemory) {
   for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}}) {
     Tensor x = Tensor::empty({rows, columns}, DType::float32, arena);
     x.fill(0.5);
-    const int64_t most = arena->total().live + orthogonalise_bytes(rows, columns, 4, Device::cuda) + library;
+    const int64_t upper_bound = arena->total().live + orthogonalise_bytes(rows, columns, 4, Device::cuda) + library;
     arena->reset_peaks();
     orthogonalise(x);
-    EXPECT_LE(arena->total().peak, most);
+    EXPECT_LE(arena->total().peak, upper_bound);
   }
 }
 

@@ -65,7 +65,7 @@ struct Reference {
 };
 
 // A unit of random values, with gradients from the next seed.
-FlatUnit drawn_unit(const std::vector<int64_t>& sizes, DType values, DType grads, uint64_t seed) {
+FlatUnit random_unit(const std::vector<int64_t>& sizes, DType values, DType grads, uint64_t seed) {
   const FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   fill_normal(unit, unit.values, seed, 1.0);
   fill_normal(unit, unit.grads, seed + 1, 1.0);
@@ -84,11 +84,11 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
   fill_normal(unit, unit.values, 1, 1.0);
   const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, options);
   std::vector<Reference> reference(static_cast<size_t>(unit.values.numel()));
-  const std::vector<double> start = numbers(unit.values);
+  const std::vector<double> start = host_values(unit.values);
   for (size_t i = 0; i < start.size(); ++i) reference[i].p = start[i];
   for (int t = 1; t <= 5; ++t) {
     fill_normal(unit, unit.grads, 100 + static_cast<uint64_t>(t), 0.3);
-    const std::vector<double> g = numbers(unit.grads);
+    const std::vector<double> g = host_values(unit.grads);
     const double lr = 0.01 * t;
     optimizer->step(lr, 0.5);
     for (const Slot& slot : unit.slots)
@@ -96,7 +96,7 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
         reference[static_cast<size_t>(i)].step(name, options, 0.5 * g[static_cast<size_t>(i)], lr, t,
                                                slot.parameter->decays);
   }
-  const std::vector<double> result = numbers(precise(*optimizer));
+  const std::vector<double> result = host_values(precise(*optimizer));
   const double bound = values == DType::float64 ? 1e-13 : 2e-6;
   for (size_t i = 0; i < result.size(); ++i)
     ASSERT_NEAR(result[i], reference[i].p, bound * (1 + std::abs(reference[i].p)))
@@ -121,19 +121,19 @@ TEST(Optimizer, Bfloat16StateMatchesPublishedFormulas) {
   for (const std::string_view name : kOptimizerNames) {
     OptimizerOptions options = kDistinct;
     options.state = DType::bfloat16;
-    const FlatUnit unit = drawn_unit({1, 37, 300, 4100}, DType::bfloat16, DType::bfloat16, 7);
+    const FlatUnit unit = random_unit({1, 37, 300, 4100}, DType::bfloat16, DType::bfloat16, 7);
     const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, options);
     std::vector<Tensor> stored{unit.values};
     for (const NamedTensor& s : optimizer->state()) stored.push_back(s.tensor);
     for (int t = 1; t <= 4; ++t) {
       fill_normal(unit, unit.grads, 100 + static_cast<uint64_t>(t), 0.3);
-      const std::vector<double> g = numbers(unit.grads);
+      const std::vector<double> g = host_values(unit.grads);
       std::vector<std::vector<double>> before(3, std::vector<double>(g.size()));
-      for (size_t k = 0; k < stored.size(); ++k) before[k] = numbers(stored[k]);
+      for (size_t k = 0; k < stored.size(); ++k) before[k] = host_values(stored[k]);
       optimizer->step(0.02 * t, 0.5);
       std::vector<RoundingError> errors(stored.size());
       for (size_t k = 0; k < stored.size(); ++k) {
-        const std::vector<double> found = numbers(stored[k]);
+        const std::vector<double> found = host_values(stored[k]);
         for (const Slot& slot : unit.slots)
           for (auto i = static_cast<size_t>(slot.begin); i < static_cast<size_t>(slot.end()); ++i) {
             Reference r{before[0][i], before[1][i], before[2][i]};
@@ -159,25 +159,26 @@ FlatUnit make_shard(const FlatUnit& unit, int64_t from, int64_t to) {
 }
 
 void expect_shard_matches_full_unit(OptimizerKind kind, DType dtype, const OptimizerOptions& options) {
-  const FlatUnit unit = drawn_unit({7, 1003, 20011, 5}, dtype, dtype, 3);
+  const FlatUnit unit = random_unit({7, 1003, 20011, 5}, dtype, dtype, 3);
   const int64_t n = unit.values.numel();
   const std::vector<int64_t> cuts{0, 3, 500, 501, 9999, 10007, n - 1, n};
   std::vector<FlatUnit> shards;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) shards.push_back(make_shard(unit, cuts[i], cuts[i + 1]));
-  const auto whole = make_optimizer(kind, {unit}, options), parts = make_optimizer(kind, shards, options);
+  const auto unsharded = make_optimizer(kind, {unit}, options), parts = make_optimizer(kind, shards, options);
   for (int t = 0; t < 3; ++t) {
-    whole->step(0.01, 0.7);
+    unsharded->step(0.01, 0.7);
     parts->step(0.01, 0.7);
   }
-  const size_t kinds = whole->state().size(), own = state_names(find_row(kind).rule).size();
+  const size_t kinds = unsharded->state().size(), own = state_names(find_row(kind).rule).size();
   EXPECT_EQ(kinds, dtype == DType::bfloat16 && options.state != DType::bfloat16 ? own + 1 : own);  // and a master
   for (size_t k = 0; k < own; ++k)
-    EXPECT_EQ(whole->state()[k].tensor.dtype() == DType::bfloat16, options.state == DType::bfloat16);
+    EXPECT_EQ(unsharded->state()[k].tensor.dtype() == DType::bfloat16, options.state == DType::bfloat16);
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto part = [&](const Tensor& of) { return of.narrow(0, cuts[i], cuts[i + 1] - cuts[i]); };
-    EXPECT_TRUE(same_bits(shards[i].values, part(unit.values))) << "shard " << i;
+    EXPECT_TRUE(bitwise_equal(shards[i].values, part(unit.values))) << "shard " << i;
     for (size_t k = 0; k < kinds; ++k)
-      EXPECT_TRUE(same_bits(parts->state()[i * kinds + k].tensor, part(whole->state()[k].tensor))) << "shard " << i;
+      EXPECT_TRUE(bitwise_equal(parts->state()[i * kinds + k].tensor, part(unsharded->state()[k].tensor)))
+          << "shard " << i;
   }
 }
 
@@ -197,11 +198,11 @@ TEST(Optimizer, UpdatesAreIndependentOfThreadsAndPaddingStaysZero) {
     Tensor first;
     for (const int threads : {1, 2, 3}) {
       cpu::set_threads(threads);
-      const FlatUnit unit = drawn_unit({50001, 3, 100, 40000}, DType::float32, DType::bfloat16, 5);
+      const FlatUnit unit = random_unit({50001, 3, 100, 40000}, DType::float32, DType::bfloat16, 5);
       const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, kOptions);
       for (int t = 0; t < 3; ++t) optimizer->step(0.01, 1.0);
       if (threads == 1) first = unit.values;
-      EXPECT_TRUE(same_bits(unit.values, first)) << name << threads;
+      EXPECT_TRUE(bitwise_equal(unit.values, first)) << name << threads;
       for (size_t s = 0; s < unit.slots.size(); ++s) {
         const int64_t end = s + 1 < unit.slots.size() ? unit.slots[s + 1].begin : unit.values.numel();
         for (int64_t i = unit.slots[s].end(); i < end; ++i) EXPECT_EQ(unit.values.data<float>()[i], 0.0f);
@@ -212,7 +213,7 @@ TEST(Optimizer, UpdatesAreIndependentOfThreadsAndPaddingStaysZero) {
 }
 
 TEST(Optimizer, RestoredStateResumesBitwise) {
-  FlatUnit unit = drawn_unit({100, 20}, DType::bfloat16, DType::float32, 1);
+  FlatUnit unit = random_unit({100, 20}, DType::bfloat16, DType::float32, 1);
   unit.name = "blocks.0";
   const ArenaPtr& arena = unit.values.arena();
   const uint64_t version = unit.values.storage()->version;
@@ -231,8 +232,8 @@ TEST(Optimizer, RestoredStateResumesBitwise) {
   second->set_steps(first->steps());
   first->step(0.01, 1.0);
   second->step(0.01, 1.0);
-  EXPECT_TRUE(same_bits(unit.values, copy.values));
-  EXPECT_TRUE(same_bits(first->state()[2].tensor, second->state()[2].tensor));
+  EXPECT_TRUE(bitwise_equal(unit.values, copy.values));
+  EXPECT_TRUE(bitwise_equal(first->state()[2].tensor, second->state()[2].tensor));
 }
 
 TEST(Optimizer, RejectsMismatchedArguments) {
@@ -283,7 +284,7 @@ TEST(Optimizer, MatchesPyTorch) {
 void expect_rounded(const ArenaPtr& arena) {
   for (const std::string_view name : kOptimizerNames)
     for (const DType grads : {DType::float32, DType::bfloat16}) {
-      FlatUnit unit = drawn_unit({1000, 77}, DType::bfloat16, grads, 1);
+      FlatUnit unit = random_unit({1000, 77}, DType::bfloat16, grads, 1);
       unit.values = unit.values.to(arena);
       unit.grads = unit.grads.to(arena);
       const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, {.weight_decay = 0.1});
@@ -292,7 +293,7 @@ void expect_rounded(const ArenaPtr& arena) {
         if (step >= 3 && step < 42)
           continue;  // forty steps that bfloat16 loses individually and the master
                      // accumulates
-        const std::vector<double> values = numbers(unit.values), master = numbers(precise(*optimizer));
+        const std::vector<double> values = host_values(unit.values), master = host_values(precise(*optimizer));
         ASSERT_EQ(precise(*optimizer).dtype(), DType::float32);
         int64_t between = 0;
         for (size_t i = 0; i < master.size(); ++i) {
@@ -318,10 +319,10 @@ TEST(StochasticRounding, ChoosesNeighbourAndIsUnbiased) {
   const Philox random(7);
   for (uint64_t trial = 0; trial < 40; ++trial) {
     const auto x = static_cast<float>(random.normal(trial) * std::pow(10.0, static_cast<double>(trial % 9) - 4));
-    constexpr int kDraws = 20000;
+    constexpr int kSamples = 20000;
     double sum = 0;
     float low = std::numeric_limits<float>::infinity(), high = -low;
-    for (int i = 0; i < kDraws; ++i) {
+    for (int i = 0; i < kSamples; ++i) {
       const auto y = static_cast<float>(round_stochastically(x, random.word(static_cast<uint64_t>(i), trial + 1)));
       low = std::min(low, y), high = std::max(high, y);
       sum += static_cast<double>(y);
@@ -330,7 +331,7 @@ TEST(StochasticRounding, ChoosesNeighbourAndIsUnbiased) {
     EXPECT_GE(high, x);
     const double gap = std::ldexp(std::abs(static_cast<double>(x)), -7);  // at least the distance between neighbours
     EXPECT_LE(static_cast<double>(high - low), gap);
-    EXPECT_NEAR(sum / kDraws, static_cast<double>(x), 4 * gap / 2 / std::sqrt(kDraws)) << x;
+    EXPECT_NEAR(sum / kSamples, static_cast<double>(x), 4 * gap / 2 / std::sqrt(kSamples)) << x;
   }
 }
 
@@ -360,25 +361,26 @@ TEST(StochasticRounding, AccumulatesSmallSteps) {
 // Each element of a tensor-parallel shard is rounded by its index in the full parameter.
 TEST(StochasticRounding, ShardIsBitwiseEqualToFullParameter) {
   constexpr int64_t kRows = 6, kColumns = 701;
-  const FlatUnit whole = drawn_unit({kRows * kColumns}, DType::bfloat16, DType::bfloat16, 3),
-                 cut = drawn_unit({kRows / 2 * kColumns}, DType::bfloat16, DType::bfloat16, 3);
-  Parameter &of_whole = *whole.slots[0].parameter, &of_cut = *cut.slots[0].parameter;
-  of_cut.name = of_whole.name;
-  of_cut.whole = of_whole.whole = Shape{kRows, kColumns};
-  of_cut.decays = of_whole.decays;
+  const FlatUnit unsharded = random_unit({kRows * kColumns}, DType::bfloat16, DType::bfloat16, 3),
+                 cut = random_unit({kRows / 2 * kColumns}, DType::bfloat16, DType::bfloat16, 3);
+  Parameter &of_unsharded = *unsharded.slots[0].parameter, &of_cut = *cut.slots[0].parameter;
+  of_cut.name = of_unsharded.name;
+  of_cut.full_shape = of_unsharded.full_shape = Shape{kRows, kColumns};
+  of_cut.decays = of_unsharded.decays;
   of_cut.shard = {.axis = "tp", .dim = 0, .runs = {{0, 1}, {2, 1}, {4, 1}}};
   const auto in_cut = [](const Tensor& t, int64_t row) { return t.narrow(0, row / 2 * kColumns, kColumns); };
-  const auto in_whole = [](const Tensor& t, int64_t row) { return t.narrow(0, row * kColumns, kColumns); };
+  const auto in_unsharded = [](const Tensor& t, int64_t row) { return t.narrow(0, row * kColumns, kColumns); };
   for (const Tensor FlatUnit::*buffer : {&FlatUnit::values, &FlatUnit::grads})
-    for (int64_t row = 0; row < kRows; row += 2) in_cut(cut.*buffer, row).copy_from(in_whole(whole.*buffer, row));
-  const auto one = make_optimizer(OptimizerKind::adamw, {whole}, kAllBf16),
+    for (int64_t row = 0; row < kRows; row += 2)
+      in_cut(cut.*buffer, row).copy_from(in_unsharded(unsharded.*buffer, row));
+  const auto one = make_optimizer(OptimizerKind::adamw, {unsharded}, kAllBf16),
              other = make_optimizer(OptimizerKind::adamw, {cut}, kAllBf16);
   for (int t = 0; t < 3; ++t) {
     one->step(0.01, 1);
     other->step(0.01, 1);
   }
   for (int64_t row = 0; row < kRows; row += 2)
-    EXPECT_TRUE(same_bits(in_cut(cut.values, row), in_whole(whole.values, row))) << "row " << row;
+    EXPECT_TRUE(bitwise_equal(in_cut(cut.values, row), in_unsharded(unsharded.values, row))) << "row " << row;
 }
 
 // The gradient norm's fixed order, clipping, and the learning rate schedule.
@@ -406,7 +408,7 @@ TEST(GradNorm, IsIndependentOfThreads) {
       EXPECT_EQ(grad_norm(std::array{unit}), norm);
     }
     long double exact = 0;
-    for (const double g : numbers(unit.grads)) exact += static_cast<long double>(g) * g;
+    for (const double g : host_values(unit.grads)) exact += static_cast<long double>(g) * g;
     EXPECT_NEAR(norm, static_cast<double>(std::sqrt(exact)), 1e-13 * norm);
   }
   cpu::set_threads(before);
@@ -423,14 +425,14 @@ TEST(GradNorm, BlockSumsOfAlignedShardsMatchFullUnit) {
   fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
   std::vector<double> parts;
-  const std::vector<double> whole = sums_of_blocks(unit.grads);
+  const std::vector<double> unsharded = sums_of_blocks(unit.grads);
   for (const auto& [from, to] :
        {std::pair{int64_t{0}, 3 * kNormBlock}, {3 * kNormBlock, 100 * kNormBlock}, {100 * kNormBlock, n}})
     std::ranges::copy(sums_of_blocks(unit.grads.narrow(0, from, to - from)), std::back_inserter(parts));
-  EXPECT_EQ(parts, whole);
+  EXPECT_EQ(parts, unsharded);
   double total = 0;
-  for (auto group = whole.begin(); group != whole.end();) {
-    const auto end = group + std::min<std::ptrdiff_t>(256, whole.end() - group);
+  for (auto group = unsharded.begin(); group != unsharded.end();) {
+    const auto end = group + std::min<std::ptrdiff_t>(256, unsharded.end() - group);
     total += std::accumulate(std::exchange(group, end), end, 0.0);
   }
   EXPECT_EQ(total, sum_of_squares(std::array{unit}));
@@ -438,14 +440,14 @@ TEST(GradNorm, BlockSumsOfAlignedShardsMatchFullUnit) {
 
 // A frozen unit has no gradient, and its memory is not read.
 TEST(GradNorm, CoversOnlyTrainableUnits) {
-  const FlatUnit first = drawn_unit({300, 70001}, DType::float32, DType::bfloat16, 3),
-                 second = drawn_unit({7}, DType::float64, DType::float64, 5);
-  FlatUnit frozen = drawn_unit({50}, DType::float32, DType::float32, 9);
+  const FlatUnit first = random_unit({300, 70001}, DType::float32, DType::bfloat16, 3),
+                 second = random_unit({7}, DType::float64, DType::float64, 5);
+  FlatUnit frozen = random_unit({50}, DType::float32, DType::float32, 9);
   frozen.slots[0].parameter->trainable = false;
   frozen.grads = Tensor();
   double squares = 0;
   for (const FlatUnit& unit : {first, second})
-    for (const double g : numbers(unit.grads)) squares += g * g;
+    for (const double g : host_values(unit.grads)) squares += g * g;
   EXPECT_NEAR(grad_norm(std::array{first, frozen, second}), std::sqrt(squares), 1e-13 * std::sqrt(squares));
 }
 

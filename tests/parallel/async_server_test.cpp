@@ -113,7 +113,7 @@ void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6);
 
 TemporaryDirectory scratch_directory() { return TemporaryDirectory(temporary_directory() / "tessera-async"); }
 
-void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
+void expect_bitwise_equal(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
   for (size_t i = 0; i < a.pushes.size(); ++i) {
     const AppliedPush &x = a.pushes[i], &y = b.pushes[i];
@@ -206,7 +206,7 @@ TEST(AsyncServer, ReplayOfRecordedOrderMatchesRunBitwise) {
         sleep_ms((worker * 4 + clock * 3) % 7);
       };  // in the replay, different workers are slow
       const AsyncTraining second = train(plan);
-      expect_same_bits(first, second);
+      expect_bitwise_equal(first, second);
       EXPECT_EQ(read_full(record), read_full(again));
     }
 }
@@ -392,7 +392,7 @@ TEST(AsyncStop, StoppedReplayMatchesRecordedRunBitwise) {
     plan.replay = std::exchange(plan.record, "");
     for (int64_t step = 1; step < 10; ++step) plan.stops.push_back(step);
     const AsyncTraining second = train(plan);
-    expect_same_bits(first, second);
+    expect_bitwise_equal(first, second);
     for (size_t k = 0; k < plan.stops.size(); ++k) EXPECT_GE(second.stopped[k], plan.stops[k]);
   }
 }
@@ -400,9 +400,9 @@ TEST(AsyncStop, StoppedReplayMatchesRecordedRunBitwise) {
 // Checks the common steps by a second method, which compares the servers' sets of pushes.
 TEST(AsyncStop, AllServersHaveSamePushesAtCommonSteps) {
   const Philox random(7);
-  uint64_t draws = 0;
+  uint64_t samples = 0;
   for (int trial = 0; trial < 200; ++trial) {
-    const auto below = [&](size_t n) { return static_cast<size_t>(random.below(n, draws++)); };
+    const auto below = [&](size_t n) { return static_cast<size_t>(random.below(n, samples++)); };
     PushLog log{.workers = 2 + static_cast<int>(below(3)), .staleness = 9, .steps = 9, .servers = {}};
     const auto workers = static_cast<size_t>(log.workers);
     std::vector<Push> order;

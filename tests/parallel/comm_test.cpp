@@ -408,8 +408,8 @@ TEST(Flight, WaitTimeIsAttributedToLateRank) {
 }
 
 std::string record_flights(LaunchOptions how, const std::function<void(Communicator&)>& body) {
-  const TemporaryDirectory folder(temporary_directory() / "tessera-flight");
-  how.flight_file = [&] { return folder.path() / "flights.json"; };
+  const TemporaryDirectory directory(temporary_directory() / "tessera-flight");
+  how.flight_file = [&] { return directory.path() / "flights.json"; };
   EXPECT_THROW(launch(how, body), Error);
   return read_file(how.flight_file());
 }
@@ -446,7 +446,7 @@ TEST(Flight, RetainsLast32NumberedOperations) {
 // bfloat16 sums over ranks round to nearest even: once in direct and root, once per sent value in ring and tree.
 
 // Positive, so that a biased rounding would accumulate.
-std::vector<double> numbers(int rank, int64_t count) {
+std::vector<double> rank_values(int rank, int64_t count) {
   const Philox random = Philox::named(static_cast<uint64_t>(rank), "rounding of sums");
   std::vector<double> out;
   for (int64_t i = 0; i < count; ++i)
@@ -456,11 +456,11 @@ std::vector<double> numbers(int rank, int64_t count) {
 
 void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, bool once) {
   const auto mine = [&] {
-    return Tensor::of<double>(numbers(world.rank(), count), {count}, make_arena()).to(DType::bfloat16).to(arena);
+    return Tensor::of<double>(rank_values(world.rank(), count), {count}, make_arena()).to(DType::bfloat16).to(arena);
   };
   std::vector<double> total(static_cast<size_t>(count));
   for (int r = 0; r < world.size(); ++r) {
-    const std::vector<double> theirs = numbers(r, count);
+    const std::vector<double> theirs = rank_values(r, count);
     for (size_t i = 0; i < total.size(); ++i) total[i] += theirs[i];  // exact: few values with 8 significant bits
   }
   const auto expect = [&](const char* what, const Tensor& found, int64_t first) {

@@ -23,13 +23,13 @@
 namespace tessera {
 namespace {
 
-enum class Way : uint8_t { zigzag, contiguous, ulysses };
-constexpr std::array<Way, 3> kWays{Way::zigzag, Way::contiguous, Way::ulysses};
+enum class Mode : uint8_t { zigzag, contiguous, ulysses };
+constexpr std::array<Mode, 3> kModes{Mode::zigzag, Mode::contiguous, Mode::ulysses};
 
-SequencePartition sequence_partition(Way way) {
-  return way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
+SequencePartition sequence_partition(Mode mode) {
+  return mode == Mode::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
 }
-constexpr std::array kWayNames{"zig-zag ring", "contiguous ring", "ulysses"};
+constexpr std::array kModeNames{"zig-zag ring", "contiguous ring", "ulysses"};
 
 struct Problem {
   int64_t b = 2, tokens = 0;
@@ -57,7 +57,7 @@ Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
 }
 
 // Random document boundaries: for each token the start of its document.
-Tensor draw_starts(const Problem& p, const ArenaPtr& arena) {
+Tensor sample_starts(const Problem& p, const ArenaPtr& arena) {
   const Tensor starts = Tensor::empty({p.b, p.tokens}, DType::int32, arena);
   const Philox random = Philox::named(p.name, "documents");
   for (int64_t i = 0; i < starts.numel(); ++i) {
@@ -78,27 +78,27 @@ Result alone(const Problem& p, const ArenaPtr& arena, DType dtype = DType::float
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
-Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
-  if (way == Way::ulysses) return ulysses_attention(qkv, p.heads, p.options, cp);
+Var attend(const Var& qkv, const Problem& p, Communicator& cp, Mode mode) {
+  if (mode == Mode::ulysses) return ulysses_attention(qkv, p.heads, p.options, cp);
   AttentionOptions o = p.options;
   if (const Tensor& all = p.options.starts; all.defined()) {
-    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
+    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(mode));
     o.starts = tokens_at(all.reshape({p.b, p.tokens, 1}), mine).reshape({p.b, std::ssize(mine)});
   }
-  return ring_attention(qkv, p.heads, o, cp, sequence_partition(way));
+  return ring_attention(qkv, p.heads, o, cp, sequence_partition(mode));
 }
 
-Result run_parallel(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
-  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
+Result run_parallel(const Problem& p, Communicator& cp, Mode mode, const ArenaPtr& arena, bool recomputed = false) {
+  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(mode));
   const Var qkv(tokens_at(full_qkv(p, arena->host()), mine).to(arena), true);
-  const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
+  const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, mode); };
   const Var y = recomputed ? checkpoint(run, {qkv}) : run({qkv});
   backward(y, {.seed = tokens_at(full_seed(p, arena->host()), mine).to(arena)});
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
-std::string describe(const Problem& p, const Communicator& cp, Way way) {
-  return fmt::format("{} on {} ranks of {} ({}, {}, {} / {} x {}), trial {}", kWayNames[static_cast<size_t>(way)],
+std::string describe(const Problem& p, const Communicator& cp, Mode mode) {
+  return fmt::format("{} on {} ranks of {} ({}, {}, {} / {} x {}), trial {}", kModeNames[static_cast<size_t>(mode)],
                      cp.size(), to_string(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
 }
 
@@ -106,10 +106,10 @@ std::string describe(const Problem& p, const Communicator& cp, Way way) {
 void expect_matches_one_rank(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
-  for (const Way way : kWays) {
-    const Result got = run_parallel(p, cp, way, arena);
-    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
-    const std::string what = describe(p, cp, way);
+  for (const Mode mode : kModes) {
+    const Result got = run_parallel(p, cp, mode, arena);
+    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(mode));
+    const std::string what = describe(p, cp, mode);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
     EXPECT_LE(test::apart(got.out, tokens_at(expected.out, mine)), of_out) << what;
     EXPECT_LE(test::apart(got.gradient, tokens_at(expected.gradient, mine)), of_gradient) << what;
@@ -150,13 +150,13 @@ TEST(ContextParallel, OneRankMatchesSeveralRanks) {
       for (uint64_t trial = 0; trial < 12; ++trial) expect_matches_one_rank(random_problem(cp.size(), trial), cp);
       for (uint64_t trial = 0; trial < 12; ++trial) {
         Problem p = random_problem(cp.size(), 100 + trial);
-        p.options.starts = draw_starts(p, make_arena());
+        p.options.starts = sample_starts(p, make_arena());
         expect_matches_one_rank(p, cp);
       }
       for (uint64_t trial = 0; trial < 16; ++trial) {
         Problem p = random_problem(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
-        if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
+        if (trial % 3 == 0) p.options.starts = sample_starts(p, make_arena());
         expect_matches_one_rank(p, cp);
       }
     });
@@ -185,22 +185,22 @@ TEST(ContextParallel, NarrowDtypesMatchOneRankWithinRounding) {
 }
 
 double squared_error(const Tensor& x, const Tensor& exact) {
-  const std::vector<double> a = test::numbers(x), b = exact.to_vector<double>();
+  const std::vector<double> a = test::host_values(x), b = exact.to_vector<double>();
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
   return sum;
 }
 
 // Checks that the squared error of all ranks is at most `bound` times that of one rank in bfloat16.
-void expect_error(const Problem& p, Communicator& cp, Way way, double bound, const ArenaPtr& arena) {
-  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
+void expect_error(const Problem& p, Communicator& cp, Mode mode, double bound, const ArenaPtr& arena) {
+  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(mode));
   const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),
-               got = run_parallel(p, cp, way, arena);
-  const auto share = [&](const Tensor& x, const Tensor& full, const Tensor& of_one) {
+               got = run_parallel(p, cp, mode, arena);
+  const auto relative_error = [&](const Tensor& x, const Tensor& full, const Tensor& of_one) {
     return cp.sum(squared_error(x, tokens_at(full, mine))) / squared_error(of_one, full);
   };
-  EXPECT_LE(share(got.out, exact.out, one.out), bound) << describe(p, cp, way);
-  EXPECT_LE(share(got.gradient, exact.gradient, one.gradient), bound) << describe(p, cp, way);
+  EXPECT_LE(relative_error(got.out, exact.out, one.out), bound) << describe(p, cp, mode);
+  EXPECT_LE(relative_error(got.gradient, exact.gradient, one.gradient), bound) << describe(p, cp, mode);
 }
 
 Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const AttentionOptions& options = {}) {
@@ -210,7 +210,7 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
 // The error is no larger than one rank's, because partial results are merged and sent before rounding.
 TEST(ContextParallel, Bfloat16ResultsAreRoundedOnce) {
   launch(ranks(4), [](Communicator& cp) {
-    for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
+    for (const Mode mode : kModes) expect_error(in_bfloat16(256, {8, 4}, 16), cp, mode, 1.05, make_arena());
   });
 }
 
@@ -231,7 +231,7 @@ TEST(ContextParallel, OneRankAxisMatchesPackedAttention) {
     const ArenaPtr arena = make_arena();
     const Var qkv(full_qkv(p, arena));
     const std::vector<double> expected = packed_attention(qkv, p.heads, p.options).value().to_vector<double>();
-    for (const Way way : kWays) EXPECT_EQ(attend(qkv, p, cp, way).value().to_vector<double>(), expected);
+    for (const Mode mode : kModes) EXPECT_EQ(attend(qkv, p, cp, mode).value().to_vector<double>(), expected);
     EXPECT_EQ(cp.counts(), OpCounts{});
   });
 }
@@ -240,10 +240,10 @@ TEST(ContextParallel, RecomputationIsExact) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 36, .heads = {6, 3}, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
     const ArenaPtr arena = make_arena();
-    for (const Way way : kWays) {
-      const Result kept = run_parallel(p, cp, way, arena), again = run_parallel(p, cp, way, arena, true);
-      EXPECT_EQ(again.out.to_vector<double>(), kept.out.to_vector<double>()) << describe(p, cp, way);
-      EXPECT_EQ(again.gradient.to_vector<double>(), kept.gradient.to_vector<double>()) << describe(p, cp, way);
+    for (const Mode mode : kModes) {
+      const Result stored = run_parallel(p, cp, mode, arena), again = run_parallel(p, cp, mode, arena, true);
+      EXPECT_EQ(again.out.to_vector<double>(), stored.out.to_vector<double>()) << describe(p, cp, mode);
+      EXPECT_EQ(again.gradient.to_vector<double>(), stored.gradient.to_vector<double>()) << describe(p, cp, mode);
     }
   });
 }
@@ -381,11 +381,11 @@ OpCount total(Communicator& cp, Op op) {
 }
 
 // Checks the counts after the forward and after the backward pass.
-void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCount& there, const OpCount& back) {
-  SCOPED_TRACE(describe(s, cp, way));
+void expect_moved(const Problem& s, Communicator& cp, Mode mode, Op op, const OpCount& there, const OpCount& back) {
+  SCOPED_TRACE(describe(s, cp, mode));
   const Var qkv = own_part(s, cp);
   cp.reset_counts();
-  const Var y = attend(qkv, s, cp, way);
+  const Var y = attend(qkv, s, cp, mode);
   EXPECT_EQ(total(cp, op), there);
   backward(y, {.seed = y.value().clone()});
   EXPECT_EQ(total(cp, op), back);
@@ -398,12 +398,12 @@ TEST(ContextParallel, TrafficMatchesFormulas) {
       for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
         const int64_t e = element_size(dtype), wide = dtype == DType::float64 ? 8 : 4;
         Problem s{.tokens = 10 * c, .dtype = dtype};
-        for (const Way way : {Way::zigzag, Way::contiguous})
-          expect_moved(s, cp, way, Op::send, {c * (c - 1), 2 * (c - 1) * e * s.keys()},
+        for (const Mode mode : {Mode::zigzag, Mode::contiguous})
+          expect_moved(s, cp, mode, Op::send, {c * (c - 1), 2 * (c - 1) * e * s.keys()},
                        {2 * c * (c - 1), 2 * (c - 1) * (e + wide) * s.keys()});
         s.tokens = 5 * c;
         const OpCount exchanged{2 * c, 2 * (c - 1) * e * (s.queries() + s.keys()) / c};
-        expect_moved(s, cp, Way::ulysses, Op::all_to_all, exchanged, exchanged);
+        expect_moved(s, cp, Mode::ulysses, Op::all_to_all, exchanged, exchanged);
       }
     });
 }
@@ -441,15 +441,15 @@ std::string to_string(const TraceEvent& event, int64_t kv_bytes) {
 void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const std::vector<std::string>& order) {
   const std::vector<TraceEvent> events = trace.events();
   ASSERT_EQ(events.size(), order.size());
-  double least_work = 1e9, least_pause = 1e9;  // minima, because other programs may interrupt
+  double min_work = 1e9, min_pause = 1e9;  // minima, because other programs may interrupt
   for (size_t i = 0; i < events.size(); ++i) {
     EXPECT_EQ(to_string(events[i], kv_bytes), order[i]) << i;
     if (i == 0) continue;
     const double between = events[i].requested - events[i - 1].end;
-    if (order[i - 1] == "send kv") least_work = std::min(least_work, between);
-    if (order[i - 1] == "recv kv" && order[i] == "send kv") least_pause = std::min(least_pause, between);
+    if (order[i - 1] == "send kv") min_work = std::min(min_work, between);
+    if (order[i - 1] == "recv kv" && order[i] == "send kv") min_pause = std::min(min_pause, between);
   }
-  EXPECT_GT(least_work, 10 * least_pause);
+  EXPECT_GT(min_work, 10 * min_pause);
 }
 
 TEST(ContextParallel, KeyValueBlocksAreForwardedBeforeUse) {
@@ -497,12 +497,12 @@ TEST(ContextParallel, RejectsInvalidArguments) {
 // and bfloat16 partial results as in cuDNN's kernels.
 using ContextParallelGpu = test::OnGpu;
 
-void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound, Way way = Way::zigzag,
+void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound, Mode mode = Mode::zigzag,
                          AttentionKernels kernels = AttentionKernels::own, const AttentionOptions& options = {}) {
   launch(ranks(n), [&](Communicator& cp) {
     const ArenaPtr gpu = make_arena(Device::cuda);
     gpu->local<KernelChoice>().attention = kernels;
-    expect_error(in_bfloat16(tokens, heads, 64, options), cp, way, bound, gpu);
+    expect_error(in_bfloat16(tokens, heads, 64, options), cp, mode, bound, gpu);
     EXPECT_EQ(gpu->local<KernelLog>().forward.plain, 0);
     cp.barrier();
   });
@@ -513,14 +513,14 @@ TEST_F(ContextParallelGpu, RingErrorStaysWithinBoundWithAndWithoutTileRounding) 
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
       expect_error_on_gpu(n, 64 * n, heads, 1.05);
-      expect_error_on_gpu(n, 20 * n, heads, 1.05, Way::zigzag, AttentionKernels::own, {.causal = false});
-      expect_error_on_gpu(n, 64 * n, heads, 2.2, Way::zigzag, AttentionKernels::automatic);
+      expect_error_on_gpu(n, 20 * n, heads, 1.05, Mode::zigzag, AttentionKernels::own, {.causal = false});
+      expect_error_on_gpu(n, 64 * n, heads, 2.2, Mode::zigzag, AttentionKernels::automatic);
     }
 }
 
 TEST_F(ContextParallelGpu, UlyssesErrorMatchesOneRankAttention) {
-  expect_error_on_gpu(2, 64, {4, 2}, 1.05, Way::ulysses);
-  expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
+  expect_error_on_gpu(2, 64, {4, 2}, 1.05, Mode::ulysses);
+  expect_error_on_gpu(3, 96, {3}, 1.05, Mode::ulysses);
 }
 
 // Two ranks make two calls each; with dropout, which depends on positions, five, one per pair of chunks.
@@ -528,7 +528,7 @@ TEST_F(ContextParallelGpu, RingCallsAttentionOncePerHop) {
   for (const double dropout : {0.0, 0.5})
     launch(ranks(2), [&](Communicator& cp) {
       const ArenaPtr gpu = make_arena(Device::cuda);
-      run_parallel(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Way::zigzag, gpu);
+      run_parallel(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Mode::zigzag, gpu);
       const KernelLog& log = gpu->local<KernelLog>();
       EXPECT_EQ(log.forward.tensor_cores, dropout == 0 ? 2 : 5);
       EXPECT_EQ(log.backward.tensor_cores, dropout == 0 ? 2 : 5);

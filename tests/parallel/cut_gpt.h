@@ -77,9 +77,9 @@ inline double learn_full(Decoder& model, const Batch& batch) { return learn_shar
 
 // |shard of x - shard of full| / |full| over all ranks, where `x` is this rank's shard; fails if the shards do not
 // cover the full tensor.
-inline double distance(const Tensor& x_any, const Parameter& part, const Tensor& whole_any, Communicator& tp) {
+inline double distance(const Tensor& x_any, const Parameter& part, const Tensor& full_any, Communicator& tp) {
   const std::vector<double> x = x_any.to(DType::float64).to_vector<double>(),
-                            full = whole_any.to(DType::float64).to_vector<double>();
+                            full = full_any.to(DType::float64).to_vector<double>();
   double difference = 0, norm = 0;
   std::vector<double> counts(full.size());
   for_each_run(part, 0, x_any.numel(), [&](int64_t here, int64_t there, int64_t count) {

@@ -88,7 +88,7 @@ Tensor gather_full(const DataStrategy& strategy, size_t unit, Tensor FlatUnit::*
   return gather_unit(strategy.axis(), strategy.layout(), unit, none ? Tensor() : strategy.shards()[unit].*kind);
 }
 
-Bytes kept_values(Decoder& model, const DataStrategy& strategy) {
+Bytes stored_values(Decoder& model, const DataStrategy& strategy) {
   Bytes out;
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
@@ -196,7 +196,7 @@ Record parallel(const Setting& given) {
     const std::unique_ptr<Optimizer> optimizer = make_test_optimizer(given, strategy->shards());
     const std::vector<Module::Unit> layout = model.layout();
     Record& record = records[static_cast<size_t>(world.rank())];
-    record.first = kept_values(model, *strategy);
+    record.first = stored_values(model, *strategy);
     world.reset_counts();
     for (int step = 0; step < given.steps; ++step) {
       double loss = 0;
@@ -217,7 +217,7 @@ Record parallel(const Setting& given) {
       strategy->gather_parameters();
     }
     if (given.zero < 3) record.values = copy_values(model);
-    record.last = kept_values(model, *strategy);
+    record.last = stored_values(model, *strategy);
     record.of_gradients = arena->usage(Category::gradients).live;
     record.of_state = arena->usage(Category::optimizer).live;
     record.of_parameters = arena->usage(Category::parameters).live;
@@ -549,9 +549,9 @@ TEST(Frozen, ParametersHaveNoGradientsStateOrTraffic) {
   for (given.zero = 0; given.zero <= 3; ++given.zero) {
     const Record run = parallel(given);
     const int zero = given.zero;
-    const int64_t full = 4 * elements(model, false, zero > 0), piece = 4 * elements(model, false, true) / 2;
-    EXPECT_EQ(run.of_gradients, zero >= 2 ? piece : full) << zero;
-    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : full)) << zero;
+    const int64_t full = 4 * elements(model, false, zero > 0), shard_bytes = 4 * elements(model, false, true) / 2;
+    EXPECT_EQ(run.of_gradients, zero >= 2 ? shard_bytes : full) << zero;
+    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? shard_bytes : full)) << zero;
     EXPECT_EQ(run.of_parameters, 4 * elements(model, true, zero > 0) / (zero == 3 ? 2 : 1)) << zero;
     const OpCount& sums = run.counts[static_cast<size_t>(zero == 0 ? Op::all_reduce : Op::reduce_scatter)];
     EXPECT_EQ(sums.sent, zero == 0 ? full : full / 2) << zero;  // sent by one of two ranks

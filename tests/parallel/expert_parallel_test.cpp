@@ -87,11 +87,11 @@ TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
       const Var y = inner(x);
       return record_one("begins", y.value().clone(), {y.edge()}, [&](Grads& g) {
         begins(2);
-        g.give(0, g.take_output());
+        g.set(0, g.take_output());
       });
     });
-    const Var x(test::drawn({1, 5, kChannels}, DType::float32, "x"), true);
-    const Tensor dy = test::drawn({1, 5, kChannels}, DType::float32, "dy");
+    const Var x(test::random_tensor({1, 5, kChannels}, DType::float32, "x"), true);
+    const Tensor dy = test::random_tensor({1, 5, kChannels}, DType::float32, "dy");
     backward(layer(x), {.seed = dy});
   });
   EXPECT_EQ(progress.sent[0], 4);
@@ -107,11 +107,11 @@ std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t sh
   layer.clear_gradients();
   const std::string name = "rank " + std::to_string(rank);
   const Shape shape{2, 3 + rank, kChannels};
-  const Var x(test::drawn(shape, DType::float32, name), true);
+  const Var x(test::random_tensor(shape, DType::float32, name), true);
   const auto run = [&](const std::vector<Var>& in) { return layer(in[0]); };
   const Var y = again ? checkpoint(run, {x}, false) : run({x});
   std::vector<Tensor> out{y.value()};
-  backward(y, {.seed = test::drawn(shape, DType::float32, name + "'s dy")});
+  backward(y, {.seed = test::random_tensor(shape, DType::float32, name + "'s dy")});
   out.push_back(x.grad());
   for (const Parameter* p : layer.parameters())
     if (!p->is_expert) out.push_back(p->var.grad());
@@ -127,7 +127,7 @@ TEST(ExpertParallel, MatchesOneRankBitwise) {
                                     alone = pass(world.rank(), nullptr, 2 * ranks, shared, again);
           ASSERT_EQ(found.size(), alone.size());
           for (size_t i = 0; i < found.size(); ++i)
-            EXPECT_TRUE(test::same_bits(found[i], alone[i]))
+            EXPECT_TRUE(test::bitwise_equal(found[i], alone[i]))
                 << ranks << " ranks, " << shared << " shared, tensor " << i;
         });
 }
@@ -135,7 +135,7 @@ TEST(ExpertParallel, MatchesOneRankBitwise) {
 // Compared with a count over the full sequence, in order.
 TEST(ExpertCapacity, CountsEarlierChoicesOverFullSequence) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
-    test::Draw d("capacity", trial);
+    test::Sampler d("capacity", trial);
     const int ranks = static_cast<int>(d.between(2, 4));
     const SequencePartition balance = d.of({SequencePartition::zigzag, SequencePartition::contiguous});
     const int64_t sequences = d.between(1, 3), here = 2 * d.between(1, 4), k = d.between(1, 3),

@@ -39,7 +39,7 @@ Tensor rank_input(int rank, const Shape& shape, DType dtype, const ArenaPtr& are
 }
 
 // Small integers, whose sums are exact in any order and dtype.
-Tensor whole_numbers(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
+Tensor integers(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
   const Philox random = Philox::named(31, "rank " + std::to_string(rank));
   std::vector<double> v(static_cast<size_t>(shape.numel()));
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(random.below(17, i)) - 8;
@@ -261,7 +261,7 @@ TEST_F(NcclGpu, EveryOperationMatchesThreadRanks) {
   for (int ranks = 2; ranks <= std::min(gpus, 4); ++ranks) {
     const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
       for (const int64_t n : {1, 2, 17, 1000, 5003})
-        for (const DType dtype : kDTypes) every_operation(world, arena, n, dtype, out, whole_numbers);
+        for (const DType dtype : kDTypes) every_operation(world, arena, n, dtype, out, integers);
     };
     EXPECT_TRUE(run(over_nccl(ranks), body) == run({.ranks = ranks, .timeout_s = 60}, body)) << ranks << " ranks";
   }
@@ -271,7 +271,7 @@ TEST_F(NcclGpu, EveryOperationMatchesThreadRanks) {
 TEST_F(NcclGpu, AcceptsChunksInsideFullArray) {
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     for (const int64_t n : {1000, 1001}) {
-      const Tensor x = whole_numbers(world.rank(), {n}, DType::float32, arena);
+      const Tensor x = integers(world.rank(), {n}, DType::float32, arena);
       const Range own = chunk_range(n, world.size(), world.rank());
       const Tensor part = x.narrow(0, own.begin, own.size());
       world.reduce_scatter(x, part);
@@ -289,7 +289,7 @@ TEST_F(NcclGpu, CommunicatorsOfOneRankShareOneOrder) {
     const auto row = world.split(world.rank() / 2, world.rank(), "row"),
                column = world.split(world.rank() % 2, world.rank(), "column");
     for (int turn = 0; turn < 20; ++turn) {
-      const auto fresh = [&](int64_t n) { return whole_numbers(world.rank() + turn, {n}, DType::float32, arena); };
+      const auto fresh = [&](int64_t n) { return integers(world.rank() + turn, {n}, DType::float32, arena); };
       const Tensor a = fresh(300), b = fresh(400), c = fresh(500), d = fresh(20);
       Work in_row = row->start_all_reduce(a), in_column = column->start_all_reduce(b);
       world.all_reduce(c);
@@ -309,7 +309,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
 TEST_F(NcclGpu, FailedRankAbortsAllRanks) {
   for (const bool background : {false, true}) {
     const std::string what = failure(over_nccl(2), [&](Communicator& world, const ArenaPtr& arena) {
-      const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
+      const Tensor x = integers(world.rank(), {1000}, DType::float32, arena);
       world.all_reduce(x);
       if (world.rank() == 1) throw CommError("the cause");
       background ? world.start_all_reduce(x).wait() : world.all_reduce(x);
@@ -320,7 +320,7 @@ TEST_F(NcclGpu, FailedRankAbortsAllRanks) {
 
 TEST_F(NcclGpu, DetectsMissingRank) {
   const std::string what = failure(over_nccl(2, 0.3), [](Communicator& world, const ArenaPtr& arena) {
-    const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
+    const Tensor x = integers(world.rank(), {1000}, DType::float32, arena);
     world.rank() == 0 ? world.all_reduce(x) : world.recv(x, 0);
   });
   EXPECT_TRUE(has(what, "within 0.3 s"));
@@ -329,7 +329,7 @@ TEST_F(NcclGpu, DetectsMissingRank) {
 TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
   std::atomic<bool> noticed = false;
   const std::string what = failure(over_nccl(2, 1), [&](Communicator& world, const ArenaPtr& arena) {
-    const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
+    const Tensor x = integers(world.rank(), {1000}, DType::float32, arena);
     world.all_reduce(x);
     while (world.rank() == 1 && !noticed) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     try {
@@ -349,7 +349,7 @@ TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
 TEST_F(NcclGpu, MismatchedCallsAbortAllRanks) {
   for (const auto& [what, ask] : test::kOddCalls) {
     const std::string message = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
-      ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
+      ask(world, integers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
     EXPECT_TRUE(has(message, " calls ")) << what;
     EXPECT_TRUE(has(message, "all ranks must make the same calls in the same order")) << what;

@@ -152,14 +152,14 @@ void check_rank(Communicator& axis, const Schedule& schedule, const Variant& var
 }
 
 TEST(PipelineRuntime, EveryScheduleMatchesOneRankBitwise) {
-  const Philox draw = Philox::named(9, "pipelines");
+  const Philox sample = Philox::named(9, "pipelines");
   uint64_t at = 0;
   for (int p = 1; p <= 4; ++p)
     for (int trial = 0; trial < 4; ++trial) {
       // Alternately any number and a multiple of p, for the interleaved schedule.
-      const int m = trial % 2 ? p * (1 + static_cast<int>(draw.below(static_cast<uint64_t>(8 / p), at++)))
-                              : 1 + static_cast<int>(draw.below(8, at++));
-      const Variant variant{.seeded = draw.below(2, at++) > 0, .recomputed = trial >= 2};
+      const int m = trial % 2 ? p * (1 + static_cast<int>(sample.below(static_cast<uint64_t>(8 / p), at++)))
+                              : 1 + static_cast<int>(sample.below(8, at++));
+      const Variant variant{.seeded = sample.below(2, at++) > 0, .recomputed = trial >= 2};
       const std::vector<Schedule> all = all_schedules(p, m, 3);
       launch({.ranks = p, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
         for (const Schedule& s : all) {
@@ -181,11 +181,11 @@ TEST(PipelineRuntime, FreesActivationsAccordingToSchedule) {
       pipe.step();
       made.arena->reset_peaks();
       const auto live = [&] { return made.arena->total().live; };
-      const int64_t before = live(), kept = made.arena->usage(Category::activations).live;
+      const int64_t before = live(), live_before = made.arena->usage(Category::activations).live;
       pipe.step();
       EXPECT_EQ(live(), before);
       // Only activations are counted: the workspace of a matmul depends on the CPU.
-      if (axis.rank() == 0) peaks.push_back(made.arena->usage(Category::activations).peak - kept);
+      if (axis.rank() == 0) peaks.push_back(made.arena->usage(Category::activations).peak - live_before);
     });
   EXPECT_GT(peaks[0], 3 * peaks[1]);  // 8 in flight against 2
 }

@@ -68,8 +68,8 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
 }
 
 // Checks that this rank's local result, in P summed over ranks, matches the original.
-void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& full, Communicator& axis,
-                 uint64_t name, const std::string& what) {
+void expect_unchanged(const Placement& from, const Placement& to, const Tensor& got, const Shape& full,
+                      Communicator& axis, uint64_t name, const std::string& what) {
   const ArenaPtr& arena = got.arena();
   Tensor expected = represented(from, full, axis, arena, name), sum = got.clone();
   if (to.kind == Placement::Kind::sharded) {
@@ -88,7 +88,7 @@ void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from,
   const Var x(placed(from, full, axis, arena, name), true);
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);
-  expect_kept(from, to, y.value(), full, axis, name, what);
+  expect_unchanged(from, to, y.value(), full, axis, name, what);
   // dual() determines the gradient's placement: for P it is R, so the gradient is equal on all ranks.
   const Tensor dy = placed(dual(to), full, axis, arena, name + 1);
   const double forward = paired(to, y.value(), dy, axis);
@@ -272,7 +272,7 @@ TEST(TwoLayers, GradientsMatchOneRank) {
           SCOPED_TRACE(between.str() + ", rank " + std::to_string(axis.rank()));
           ASSERT_EQ(found.shape(), expected.shape()) << name;
           // No floor: with zeros the distance is NaN.
-          EXPECT_LE(test::distance(test::numbers(found.grad()), test::numbers(expected), 0), 1e-14) << name;
+          EXPECT_LE(test::distance(test::host_values(found.grad()), test::host_values(expected), 0), 1e-14) << name;
         };
         expect("x", got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis));
         expect("w1", got.w1, cut(one.w1.grad(), 0, axis));

@@ -30,11 +30,11 @@ size_t count(const Schedule& s, PassKind what) {
 }
 
 // Applies random transformation passes in a random order, each at most once.
-Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
+Schedule with_passes(Schedule s, const Philox& random, uint64_t at) {
   std::vector<std::function<Schedule(const Schedule&)>> passes{split_backward, insert_messages};
   while (!passes.empty()) {
-    const auto pick = static_cast<size_t>(draw.below(passes.size(), at));
-    if (draw.below(3, at + 10) > 0) s = passes[pick](s);
+    const auto pick = static_cast<size_t>(random.below(passes.size(), at));
+    if (random.below(3, at + 10) > 0) s = passes[pick](s);
     passes.erase(passes.begin() + static_cast<std::ptrdiff_t>(pick));
     ++at;
   }
@@ -42,7 +42,7 @@ Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
 }
 
 TEST(Schedule, EveryGeneratedScheduleIsValidAfterEveryPass) {
-  const Philox draw = Philox::named(1, "passes");
+  const Philox random = Philox::named(1, "passes");
   uint64_t at = 0;
   for (int p = 1; p <= 8; ++p)
     for (int m = 1; m <= 24; ++m)
@@ -50,7 +50,7 @@ TEST(Schedule, EveryGeneratedScheduleIsValidAfterEveryPass) {
         ASSERT_EQ(fault_text(s), "") << described(s);
         for (const Schedule& one : {split_backward(s), insert_messages(s)})
           ASSERT_EQ(fault_text(one), "") << described(s) << "\n" << to_text(one);
-        const Schedule some = with_passes(s, draw, at += 100);
+        const Schedule some = with_passes(s, random, at += 100);
         ASSERT_EQ(fault_text(some), "") << described(s) << "\n" << to_text(some);
         ASSERT_EQ(peak_in_flight(some), peak_in_flight(s));
       }
@@ -84,10 +84,10 @@ TEST(Schedule, PassesProduceDocumentedActionLists) {
 
 // --- injected faults ---
 
-Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
-  place.rank = static_cast<int>(draw.below(static_cast<uint64_t>(s.ranks), at));
+Action& pick(Schedule& s, const Philox& random, uint64_t at, ActionPlace& place) {
+  place.rank = static_cast<int>(random.below(static_cast<uint64_t>(s.ranks), at));
   auto& list = s.actions[static_cast<size_t>(place.rank)];
-  place.index = draw.below(list.size(), at + 1);
+  place.index = random.below(list.size(), at + 1);
   return list[place.index];
 }
 
@@ -107,17 +107,17 @@ bool swap_bound(Schedule& s, const ActionPlace& place) {
 }
 
 TEST(Validate, DetectsEveryInjectedFault) {
-  const Philox draw = Philox::named(2, "defects");
-  int planted[4] = {};
+  const Philox random = Philox::named(2, "defects");
+  int injected[4] = {};
   for (uint64_t trial = 0; trial < 600; ++trial) {
     const uint64_t at = 1000 * trial;
-    const int p = 1 + static_cast<int>(draw.below(5, at)), m = 1 + static_cast<int>(draw.below(8, at + 1));
+    const int p = 1 + static_cast<int>(random.below(5, at)), m = 1 + static_cast<int>(random.below(8, at + 1));
     const std::vector<Schedule> all = all_schedules(p, m, 3);
-    const Schedule right = with_passes(all[draw.below(all.size(), at + 2)], draw, at + 100);
+    const Schedule right = with_passes(all[random.below(all.size(), at + 2)], random, at + 100);
     for (uint64_t kind = 0; kind < 4; ++kind) {
       Schedule s = right;
       ActionPlace place;
-      Action& a = pick(s, draw, at + 10 + 2 * kind, place);
+      Action& a = pick(s, random, at + 10 + 2 * kind, place);
       auto& list = s.actions[static_cast<size_t>(place.rank)];
       const std::string what = a.str();
       if (kind == 0 && !swap_bound(s, place)) continue;
@@ -125,12 +125,12 @@ TEST(Validate, DetectsEveryInjectedFault) {
       if (kind == 2) list.insert(list.begin() + static_cast<std::ptrdiff_t>(place.index), Action(a));
       if (kind == 3) a.stage += a.stage + 1 < s.stages ? 1 : -1;
       if (kind == 3 && a.stage < 0 && s.stages > 1) a.stage = 0;
-      ++planted[kind];
+      ++injected[kind];
       ASSERT_TRUE(find_fault(s)) << "fault " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
       EXPECT_EQ(fault_text(right), "");
     }
   }
-  for (const int n : planted) EXPECT_GT(n, 200);
+  for (const int n : injected) EXPECT_GT(n, 200);
 }
 
 TEST(Validate, DescribesFaultAndPosition) {
@@ -173,14 +173,14 @@ TEST(ScheduleFile, RoundTripsThroughText) {
       Schedule again = parse_schedule(to_text(lowered), s.name);
       EXPECT_EQ(again, lowered) << described(s);
     }
-  const TemporaryDirectory folder(temporary_directory() / "tessera-schedule");
-  const auto path = folder.path() / "mine.txt";
+  const TemporaryDirectory directory(temporary_directory() / "tessera-schedule");
+  const auto path = directory.path() / "mine.txt";
   write_file(path, to_text(zb_v(2, 3)));
   EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);
   EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 3, 3); }), "is for 2 ranks; the plan has 3"));
   EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 2, 4); }), "3 micro-batches; the plan has 4"));
   EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 2, 3, 1); }), "2 chunks"));
-  EXPECT_TRUE(has(error_message([&] { read_schedule(folder.path() / "none"); }, Status::input), "cannot open "));
+  EXPECT_TRUE(has(error_message([&] { read_schedule(directory.path() / "none"); }, Status::input), "cannot open "));
 }
 
 TEST(ScheduleFile, ErrorsNameLineAndToken) {
@@ -216,11 +216,11 @@ TEST(MakeSchedule, RejectsInvalidArguments) {
 // The papers' closed forms, exactly, with unit times for F, I and W and two units for B; and other times.
 
 // Times are integers, so every sum is exact: idle p / (makespan p) = above / below.
-void expect_share(const Simulation& sim, int above, int below) {
+void expect_fraction(const Simulation& sim, int above, int below) {
   double idle = 0;
   for (const double x : sim.idle) idle += x;
   EXPECT_EQ(idle * below, sim.makespan * sim.schedule.ranks * above) << test::described(sim.schedule);
-  EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below) << test::described(sim.schedule);
+  EXPECT_DOUBLE_EQ(sim.bubble_fraction(), static_cast<double>(above) / below) << test::described(sim.schedule);
   const auto formula = bubble_formula(sim.schedule);
   ASSERT_TRUE(formula.has_value()) << test::described(sim.schedule);
   EXPECT_DOUBLE_EQ(*formula, static_cast<double>(above) / below) << test::described(sim.schedule);
@@ -239,9 +239,9 @@ TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryInPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
                      split = simulate(zb_h1(p, m));
-    expect_share(one, p - 1, p);
-    for (const Simulation& s : {all, some}) expect_share(s, p - 1, m + p - 1);
-    if (m >= p) expect_share(split, p - 1, 3 * m + p - 1);
+    expect_fraction(one, p - 1, p);
+    for (const Simulation& s : {all, some}) expect_fraction(s, p - 1, m + p - 1);
+    if (m >= p) expect_fraction(split, p - 1, 3 * m + p - 1);
     EXPECT_EQ(one.makespan, 3 * m * p);
     EXPECT_EQ(one.in_flight, std::vector<int>(static_cast<size_t>(p), 1));
     EXPECT_EQ(all.in_flight, std::vector<int>(static_cast<size_t>(p), m));
@@ -256,7 +256,7 @@ TEST(Simulate, InterleavedDividesBubbleByChunksPerRank) {
     for (int m = p; m <= 4 * p; m += p)
       for (int v = 1; v <= 4; ++v) {
         const Simulation s = simulate(interleaved(p, m, v));
-        expect_share(s, p - 1, v * m + p - 1);
+        expect_fraction(s, p - 1, v * m + p - 1);
         EXPECT_EQ(s.in_flight[0], std::min(m * v, p * v + p - 1))
             << p << " " << m << " " << v;  // chunks: v (p + (p-1)/v)
         EXPECT_EQ(s.schedule.wire_boundaries(), p == 1 ? 0 : p * v - 1);
@@ -289,7 +289,7 @@ TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
     const auto max_in_flight = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
     EXPECT_EQ(max_in_flight(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
     EXPECT_EQ(max_in_flight(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
-    if (p > 1) expect_share(min, 4 * p - 5, 6 * m + 4 * p - 5);
+    if (p > 1) expect_fraction(min, 4 * p - 5, 6 * m + 4 * p - 5);
     EXPECT_LE(half.makespan, min.makespan) << p << " " << m;
     if (m < 2 * p) return;
     EXPECT_EQ(half.in_flight, std::vector<int>(static_cast<size_t>(p), 2 * ((p + 2) / 2))) << p << " " << m;
@@ -298,9 +298,9 @@ TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
     for (const Simulation& s : {min, half}) EXPECT_EQ(s.schedule.wire_boundaries(), 2 * p - 2);
   };
   for_sizes(expect);
-  const Philox draw = Philox::named(3, "v schedules");
+  const Philox random = Philox::named(3, "v schedules");
   for (uint64_t trial = 0; trial < 60; ++trial)
-    expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
+    expect(1 + static_cast<int>(random.below(40, 2 * trial)), 1 + static_cast<int>(random.below(100, 2 * trial + 1)));
 }
 
 // Splitting the backward pass without reordering changes no times, nor do zero-cost messages.
@@ -332,7 +332,7 @@ TEST(Simulate, UsesTimesOfEachStage) {
   EXPECT_EQ(s.makespan, 19);
   EXPECT_EQ(s.idle, (std::vector<double>{13, 3}));
   EXPECT_EQ(s.idle_inside, (std::vector<double>{13, 0}));
-  EXPECT_DOUBLE_EQ(s.bubble_share(), 8.0 / 19);
+  EXPECT_DOUBLE_EQ(s.bubble_fraction(), 8.0 / 19);
   EXPECT_EQ(s.actions[0][2].start, 9);
   EXPECT_EQ(s.actions[1][3].end, 17);
   EXPECT_THROW(simulate(gpipe(3, 2), times), Error);
@@ -352,7 +352,7 @@ void expect_shown(const std::string& file, const std::string& picture) {
 }
 
 // The diagrams in the generators' files are the output of draw().
-TEST(Draw, MatchesDiagramsInSourceFiles) {
+TEST(Sampler, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
        std::vector<std::pair<std::string, Schedule>>{{"naive.cpp", naive(3, 2)},
                                                      {"gpipe.cpp", gpipe(3, 4)},
@@ -368,13 +368,13 @@ TEST(Draw, MatchesDiagramsInSourceFiles) {
   expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }
 
-TEST(Draw, OmitsMessages) {
+TEST(Sampler, OmitsMessages) {
   EXPECT_EQ(draw(simulate(insert_messages(zb_h1(2, 3)))),
             "rank 0 | F0 F1 .. I0 W0 F2 I1 W1 I2 W2\n"
             "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
 }
 
-TEST(Draw, FitsIntoRequestedColumns) {
+TEST(Sampler, FitsIntoRequestedColumns) {
   const Simulation s = simulate(gpipe(3, 30));
   for (const int columns : {1, 7, 40}) {
     const std::string text = draw(s, 0, columns), first = text.substr(0, text.find('\n'));
@@ -415,9 +415,9 @@ TEST(Replay, ReproducesMeasuredStep) {
         const TimedLists lists = happened(s, times, 1e4);
         const Simulation measured = as_measured(s, lists), replayed = simulate(s, simulate_times(s, lists));
         EXPECT_NEAR(measured.makespan, clock.makespan, 1e-6) << test::described(s);
-        EXPECT_NEAR(measured.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
+        EXPECT_NEAR(measured.bubble_fraction(), clock.bubble_fraction(), 1e-9) << test::described(s);
         EXPECT_NEAR(replayed.makespan, clock.makespan, 1e-6) << test::described(s);
-        EXPECT_NEAR(replayed.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
+        EXPECT_NEAR(replayed.bubble_fraction(), clock.bubble_fraction(), 1e-9) << test::described(s);
         EXPECT_EQ(measured.in_flight, clock.in_flight);
       }
 }
@@ -432,9 +432,9 @@ TEST(Replay, UsesSeparateTimeForFirstMicrobatch) {
   const Times exact = simulate_times(s, lists);
   Times means = exact;
   means.actions.clear();
-  const double measured = as_measured(s, lists).bubble_share();
-  EXPECT_NEAR(simulate(s, exact).bubble_share(), measured, 1e-12);
-  EXPECT_GT(measured - simulate(s, means).bubble_share(), 0.03);
+  const double measured = as_measured(s, lists).bubble_fraction();
+  EXPECT_NEAR(simulate(s, exact).bubble_fraction(), measured, 1e-12);
+  EXPECT_GT(measured - simulate(s, means).bubble_fraction(), 0.03);
 }
 
 TEST(Replay, MessagesStartWhenBothSidesAreReady) {
@@ -459,7 +459,7 @@ TEST(Replay, MessagesStartWhenBothSidesAreReady) {
 }
 
 // The scaled diagram of any schedule with any times: rows have the requested width and show each rank's idle time.
-TEST(Draw, ScaledDiagramPreservesDurations) {
+TEST(Sampler, ScaledDiagramPreservesDurations) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));
     std::istringstream rows(draw_to_scale(sim, 2 * sim.makespan, 1000));

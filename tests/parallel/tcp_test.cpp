@@ -21,8 +21,9 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/fake_transport.h"
+#include "parallel/comm/forwarding_transport.h"
 #include "parallel/comm/shared_exchange.h"
+#include "parallel/comm/thread_transport.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
 
@@ -130,13 +131,13 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   const auto after = [](const std::string& bytes) {
     const std::string address = test::free_address();
     Texts errors = test::run_ranks(2, [&](int rank) {
-      const RendezvousOptions meeting{.address = address, .rank = rank, .ranks = 2, .timeout_s = 10};
+      const RendezvousOptions options{.address = address, .rank = rank, .ranks = 2, .timeout_s = 10};
       if (rank == 1) {
-        const RendezvousResult met = meet(meeting);
-        write_all(met.peers[0].get(), bytes.data(), bytes.size(), Deadline(5));
+        const RendezvousResult joined = join_rendezvous(options);
+        write_all(joined.peers[0].get(), bytes.data(), bytes.size(), Deadline(5));
         return;
       }
-      TcpTransport all(std::make_shared<TcpWorld>(meet(meeting), 0, 10));
+      TcpTransport all(std::make_shared<TcpWorld>(join_rendezvous(options), 0, 10));
       std::array<std::byte, 8> there{};
       all.recv(1, 0, there.data(), 8);
     });
@@ -152,11 +153,11 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   head.bytes = int64_t{1} << 60;
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 40;  // memory is allocated for received bytes, not for announced ones
-  rusage before{}, behind{};
+  rusage before{}, afterwards{};
   getrusage(RUSAGE_SELF, &before);
   EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
-  getrusage(RUSAGE_SELF, &behind);
-  EXPECT_LT(behind.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
+  getrusage(RUSAGE_SELF, &afterwards);
+  EXPECT_LT(afterwards.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
@@ -167,15 +168,15 @@ TEST(Rendezvous, ConnectsEveryPair) {
     const std::string address = free_address();
     const Texts errors = run_ranks(n, [&](int rank) {
       if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others retry
-      const RendezvousResult met = meet({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
-      EXPECT_EQ(met.local_rank, rank);
-      EXPECT_EQ(met.local_world_size, n);
+      const RendezvousResult joined = join_rendezvous({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
+      EXPECT_EQ(joined.local_rank, rank);
+      EXPECT_EQ(joined.local_world_size, n);
       const Deadline deadline(20);
       for (int peer = 0; peer < n; ++peer) {
         if (peer == rank) continue;
         const int32_t mine = 100 * rank + peer;
         int32_t theirs = 0;
-        const int fd = met.peers[static_cast<size_t>(peer)].get();
+        const int fd = joined.peers[static_cast<size_t>(peer)].get();
         ASSERT_TRUE(write_all(fd, &mine, sizeof(mine), deadline) && read_all(fd, &theirs, sizeof(theirs), deadline));
         EXPECT_EQ(theirs, 100 * peer + rank);
       }
@@ -195,21 +196,21 @@ Descriptor foreign_connection(const std::string& address, const std::string& tex
 
 TEST(Rendezvous, ClosesForeignConnections) {
   const std::string address = free_address();
-  const Philox draw = Philox::named(1, "strangers");
+  const Philox sample = Philox::named(1, "strangers");
   std::vector<Descriptor> connections;
   std::latch strangers(1);  // rank 0 listens until the other ranks arrive
   const Texts errors = run_ranks(4, [&](int rank) {
     if (rank < 3) {
       if (rank > 0) strangers.wait();
-      meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
+      join_rendezvous({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
       return;
     }
     connections.push_back(foreign_connection(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
     for (int i = 0; i < 100; ++i)
       connections.push_back(foreign_connection(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
     for (uint64_t i = 0; i < 20; ++i) {
-      std::string noise(1 + draw.below(200, 2 * i), ' ');
-      for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(draw.below(256, 1000 * i + at));
+      std::string noise(1 + sample.below(200, 2 * i), ' ');
+      for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(sample.below(256, 1000 * i + at));
       foreign_connection(address, noise);
     }
     strangers.count_down();
@@ -237,8 +238,8 @@ TEST(Rendezvous, RestartedRankReplacesItsPreviousProcess) {
         std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 0 : 150));
       }
       if (rank > 0 && rank != ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      const RendezvousResult met = meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
-      EXPECT_EQ(std::ranges::count_if(met.peers, [](const Descriptor& peer) { return bool(peer); }), 2);
+      const RendezvousResult joined = join_rendezvous({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
+      EXPECT_EQ(std::ranges::count_if(joined.peers, [](const Descriptor& peer) { return bool(peer); }), 2);
     });
     EXPECT_EQ(errors, Texts(3)) << "rank " << ended;
   }
@@ -248,8 +249,9 @@ TEST(Rendezvous, RetriesUnresolvedHostNames) {
   const std::string address = free_address(), port = address.substr(address.find(':'));
   for (const int first_calls : {1, 7}) {
     failing_lookups = first_calls;
-    const Texts errors = run_ranks(
-        3, [&](int rank) { meet({.address = "late.invalid" + port, .rank = rank, .ranks = 3, .timeout_s = 20}); });
+    const Texts errors = run_ranks(3, [&](int rank) {
+      join_rendezvous({.address = "late.invalid" + port, .rank = rank, .ranks = 3, .timeout_s = 20});
+    });
     EXPECT_EQ(errors, Texts(3));
     EXPECT_LE(failing_lookups, 0);
   }
@@ -257,8 +259,9 @@ TEST(Rendezvous, RetriesUnresolvedHostNames) {
 
 TEST(Rendezvous, EveryRankReportsUnresolvedHostName) {
   failing_lookups = 1000;
-  const Texts errors = run_ranks(
-      2, [&](int rank) { meet({.address = "late.invalid:29500", .rank = rank, .ranks = 2, .timeout_s = 2}); });
+  const Texts errors = run_ranks(2, [&](int rank) {
+    join_rendezvous({.address = "late.invalid:29500", .rank = rank, .ranks = 2, .timeout_s = 2});
+  });
   for (const std::string& text : errors)
     EXPECT_EQ(text,
               "`rendezvous`: 'late.invalid:29500' does not resolve within 2 s: Name or service not known; expected "
@@ -270,7 +273,8 @@ TEST(Rendezvous, ResolvesHostNamesAgainAfterAddressChange) {
   const std::string address = free_address(), port = address.substr(address.find(':'));
   failing_lookups = 0, former_lookups = 1;
   const Texts errors = run_ranks(2, [&](int rank) {
-    meet({.address = (rank == 0 ? "127.0.0.1" : "late.invalid") + port, .rank = rank, .ranks = 2, .timeout_s = 20});
+    join_rendezvous(
+        {.address = (rank == 0 ? "127.0.0.1" : "late.invalid") + port, .rank = rank, .ranks = 2, .timeout_s = 20});
   });
   EXPECT_EQ(errors, Texts(2));
 }
@@ -284,12 +288,13 @@ TEST(Rendezvous, RetriesOccupiedPort) {
   const std::string message = "`rendezvous`: rank 0 cannot listen on " + address +
                               " within 0.3 s: Address already in use; expected an address of this host and a "
                               "free port";
-  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 0, .ranks = 2, .timeout_s = 0.3}); })[0],
-            message);
+  EXPECT_EQ(
+      run_ranks(1, [&](int) { join_rendezvous({.address = address, .rank = 0, .ranks = 2, .timeout_s = 0.3}); })[0],
+      message);
   const Texts errors = run_ranks(3, [&](int rank) {
     std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 0 : 600));
     if (rank == 1) former = Descriptor();
-    if (rank < 2) meet({.address = address, .rank = rank, .ranks = 2, .timeout_s = 20});
+    if (rank < 2) join_rendezvous({.address = address, .rank = rank, .ranks = 2, .timeout_s = 20});
   });
   EXPECT_EQ(errors, Texts(3));
 }
@@ -297,7 +302,7 @@ TEST(Rendezvous, RetriesOccupiedPort) {
 TEST(Rendezvous, NamesExitedRank) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
-    if (rank == 0) return void(meet({.address = address, .rank = 0, .ranks = 3, .timeout_s = 2}));
+    if (rank == 0) return void(join_rendezvous({.address = address, .rank = 0, .ranks = 3, .timeout_s = 2}));
     const Hello hello{.ranks = 3, .rank = 2};
     foreign_connection(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
   });
@@ -308,21 +313,22 @@ TEST(Rendezvous, NamesExitedRank) {
 TEST(Rendezvous, ReportsMissingRanksToAllPeers) {
   const std::string address = free_address();
   const Texts errors =
-      run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 2}); });
+      run_ranks(2, [&](int rank) { join_rendezvous({.address = address, .rank = rank, .ranks = 4, .timeout_s = 2}); });
   for (const std::string& text : errors)
     EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not connect to " + address + " within 2 s");
-  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
-            "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0's address");
+  EXPECT_EQ(
+      run_ranks(1, [&](int) { join_rendezvous({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
+      "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0's address");
 }
 
 TEST(Rendezvous, ReportsMismatchesToAllPeers) {
   const std::string address = free_address();
-  const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& words) {
+  const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& expected) {
     const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100 * i));
-      meet(meetings[static_cast<size_t>(i)]);
+      join_rendezvous(meetings[static_cast<size_t>(i)]);
     });
-    for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + words);
+    for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + expected);
   };
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
           "rank 1 connected to the rendezvous twice; expected each rank once");
@@ -331,13 +337,13 @@ TEST(Rendezvous, ReportsMismatchesToAllPeers) {
   EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}),
             "rank 3 is out of range for 3 ranks; expected 0 to 2");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
-  EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
+  EXPECT_THROW(join_rendezvous({address, 2, 2, 1}), FieldError);
 }
 
 TEST(Rendezvous, RejectsInvalidReplies) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
-    if (rank == 1) meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 5});
+    if (rank == 1) join_rendezvous({.address = address, .rank = 1, .ranks = 2, .timeout_s = 5});
     if (rank == 1) return;
     const auto [host, port] = parse_address(address);
     const Addresses a = resolved(host, port, address);
@@ -355,8 +361,8 @@ TEST(Rendezvous, ParsesHostAndPort) {
   EXPECT_EQ(parse_address("[::1]:80").first, "::1");
   for (const char* text : {"", "node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "node1:1x", "node1:-1"})
     EXPECT_THROW(parse_address(text), FieldError) << text;
-  EXPECT_THROW(meet({"no-such-host.invalid:1", 1, 2, 0.1}), FieldError);
-  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // reserved for documentation
+  EXPECT_THROW(join_rendezvous({"no-such-host.invalid:1", 1, 2, 0.1}), FieldError);
+  EXPECT_THROW(join_rendezvous({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // reserved for documentation
 }
 
 // MPI launcher detection with fake environments, and errors of builds without MPI.
@@ -406,10 +412,25 @@ TEST(LauncherEnvironment, ErrorNamesMissingBackend) {
 
 // The exchange through shared memory, with threads as processes, so that ThreadSanitizer can check it.
 
+// Sends messages, and nothing else, as the transport of processes does.
+class Messages final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  std::unique_ptr<Transport> split(int color, int key) override { return inner().split(color, key); }
+  int64_t direct(const Call&) override { throw Error("expected messages"); }
+  int64_t messages = 0;
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    ++messages;
+    ForwardingTransport::send(to, tag, data, bytes);
+  }
+};
+
 // The shared memory of a group of threads, each with its own mapping.
 struct Shared {
   explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))) {
-    for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<FakeTransport>(r, n));
+    const auto group = make_thread_group(n, 20, true, std::make_shared<FailureState>());
+    for (int r = 0; r < n; ++r)
+      ranks.push_back(std::make_unique<Messages>(std::make_unique<ThreadTransport>(group, r)));
   }
   SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
     std::vector<SharedPlace*> places;
@@ -417,16 +438,17 @@ struct Shared {
     return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places),
                           {.timeout_s = 20, .oversubscribed = true}, peers);
   }
+  int64_t messages(int rank) const { return ranks[static_cast<size_t>(rank)]->messages; }
   std::unique_ptr<SharedPlace[]> memory;
-  std::vector<std::unique_ptr<Transport>> ranks;
+  std::vector<std::unique_ptr<Messages>> ranks;
 };
 
 Call make_call(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
   return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw(), .region = &in.arena()->region()};
 }
 
-void check(SharedExchange& shared, int me, int64_t count, DType dtype, const ArenaPtr& arena) {
-  const int n = shared.ranks();
+void check(SharedExchange& shared, const Communicator& world, int64_t count, DType dtype, const ArenaPtr& arena) {
+  const int n = world.size(), me = world.rank();
   const std::vector<double> total = summed(n, count);
   const Tensor mine = make_array(me, count, dtype, arena), x = mine.clone();
   const Tensor part = Tensor::empty({chunk_range(count, n, me).size()}, dtype, arena),
@@ -449,30 +471,29 @@ TEST(SharedExchange, MatchesThreadRanks) {
       const ArenaPtr arena = make_arena();
       for (const int64_t count : {0, 1, 100, 32'768, 100'001})
         for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-          check(shared, world.rank(), count, dtype, arena);
+          check(shared, world, count, dtype, arena);
+      EXPECT_GT(memory.messages(world.rank()), 0);
     });
   }
 }
 
-// Each rank has its own mapping of the others' arrays, like processes; nothing goes through the window.
-TEST(SharedExchange, LargeArraysAreReadInPlace) {
+// Each rank has its own mapping of the others' arrays, like processes.
+TEST(SharedExchange, MappableArraysAreReadInPlace) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
     launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
       PeerMemory peers;
       SharedExchange shared = memory.exchange(world.rank(), &peers);
       const ArenaPtr arena = make_shared_arena();
-      for (const int64_t count : {32'768, 100'001})
+      for (const int64_t count : {0, 1, 100, 32'768, 100'001})
         for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-          check(shared, world.rank(), count, dtype, arena);
-      for (const auto& slot : memory.memory[static_cast<size_t>(world.rank())].slots)
-        EXPECT_EQ(std::count(slot.begin(), slot.end(), std::byte{0}), kSlotBytes);
+          check(shared, world, count, dtype, arena);
+      EXPECT_EQ(memory.messages(world.rank()), 0);
     });
   }
 }
 
-// Unmappable arrays of one rank, and small arrays, go through the window.
-TEST(SharedExchange, CopiesThroughWindowIfOneArrayIsUnmappable) {
+TEST(SharedExchange, SendsMessagesIfOneArrayIsUnmappable) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
     PeerMemory peers;
@@ -480,7 +501,7 @@ TEST(SharedExchange, CopiesThroughWindowIfOneArrayIsUnmappable) {
     const ArenaPtr reached = make_shared_arena(), own = make_arena();
     for (const int64_t count : {0, 1, 100, 5000, 100'001})
       for (int round = 0; round < 4; ++round)
-        check(shared, world.rank(), count, DType::float32, round == world.rank() ? own : reached);
+        check(shared, world, count, DType::float32, round == world.rank() ? own : reached);
   });
 }
 

@@ -14,6 +14,8 @@
 #include "autograd/fusion.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "parallel/data_strategy.h"
 #include "parallel/mesh.h"
 #include "tensor/kernels.h"
 #include "tests/parallel/cut_gpt.h"
@@ -182,11 +184,11 @@ TEST(TensorParallel, NormComputesBiasGradientsOfRowLayer) {
         rowwise(l, tp, between);
         const ArenaPtr arena = make_arena();
         l.materialize(3, arena, DType::float32, DType::float32);
-        Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
+        Var y = l(Var(test::random_tensor({2, 6, 6}, DType::float32, "x").to(arena)));
         EXPECT_TRUE(fusion::row_sums_requested(y));
         if (!rides) y = reshape(y, y.shape());  // an op that does not propagate row sums
-        const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
-            gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
+        const Var weights(test::random_tensor(y.shape(), DType::float32, "weights").to(arena)),
+            gamma(test::random_tensor({8}, DType::float32, "gamma").to(arena), true);
         backward(sum(norm(y, gamma, Var()) * weights));
         return l.bias->grad().to_vector<float>();
       };
@@ -391,8 +393,7 @@ TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
 }
 
 // Compares the gradients of a strategy's shards, gathered on data rank 0, with those of one rank.
-void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& full, Mesh& mesh,
-                            const std::string& what) {
+void expect_full_gradients(DataStrategy& strategy, Decoder& model, Decoder& full, Mesh& mesh, const std::string& what) {
   const std::vector<Module::Unit> layout = model.layout();
   const std::vector<Parameter*> wholes = full.parameters();
   size_t at = 0;
@@ -441,7 +442,7 @@ void check_with_zero(Communicator& world, int stage, const Placement& between, R
     EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
     EXPECT_EQ(arena->usage(Category::communication).live, 0) << what;
     EXPECT_GT(arena->usage(Category::communication).peak, 0) << what;
-    expect_whole_gradients(*strategy, model, full, mesh, what);
+    expect_full_gradients(*strategy, model, full, mesh, what);
   }
 }
 
@@ -460,19 +461,19 @@ TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
 
 constexpr int64_t kTokens = 24, kLayers = 3;
 
-struct Kept {
+struct SavedCase {
   Recompute mode;
   int64_t around, inside;  // elements of (B, T, C): outside and inside the attention and the MLP
   bool statistics;         // softmax and norm statistics are saved
 };
-const Kept kModes[] = {{Recompute::none, 4, 12, true},
-                       {Recompute::activation, 4, 8, true},
-                       {Recompute::activation_norm, 2, 8, true},
-                       {Recompute::block, 1, 0, false}};
+const SavedCase kModes[] = {{Recompute::none, 4, 12, true},
+                            {Recompute::activation, 4, 8, true},
+                            {Recompute::activation_norm, 2, 8, true},
+                            {Recompute::block, 1, 0, false}};
 
-void check(Communicator& tp, const Kept& kept, const Placement& between, DType dtype) {
+void check(Communicator& tp, const SavedCase& saved, const Placement& between, DType dtype) {
   const ModelConfig config{
-      .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
+      .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = saved.mode};
   const ArenaPtr arena = make_arena();
   test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype, DType::float32, 1);
   const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that shard the tensors outside
@@ -482,11 +483,11 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
   const int64_t element = tokens * config.channels * element_size(dtype);
   const int64_t statistics = config.heads * tokens * wide / n + 4 * tokens * wide / around;
-  SCOPED_TRACE(fmt::format("{}, mode {}, between {}, {} ranks", to_string(dtype), static_cast<int>(kept.mode),
+  SCOPED_TRACE(fmt::format("{}, mode {}, between {}, {} ranks", to_string(dtype), static_cast<int>(saved.mode),
                            between.str(), n));
   EXPECT_EQ(
       arena->usage(Category::activations).live - before,
-      kLayers * (kept.around * element / around + kept.inside * element / n + (kept.statistics ? statistics : 0)));
+      kLayers * (saved.around * element / around + saved.inside * element / n + (saved.statistics ? statistics : 0)));
   EXPECT_EQ(arena->usage(Category::communication).live, 0);
 }
 
@@ -494,8 +495,8 @@ TEST(TensorParallelMemory, BlockActivationsMatchFormula) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-        for (const Kept& kept : kModes)
-          for (const Placement& between : {I, S(1)}) check(tp, kept, between, dtype);
+        for (const SavedCase& saved : kModes)
+          for (const Placement& between : {I, S(1)}) check(tp, saved, between, dtype);
     });
 }
 

@@ -196,13 +196,13 @@ std::vector<double> packed(const AttentionShape& s, const std::vector<int64_t>& 
   return out;
 }
 
-enum class Way : uint8_t { zigzag, contiguous, ulysses };
+enum class Mode : uint8_t { zigzag, contiguous, ulysses };
 
-void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way, DType dtype, Communicator& cp,
+void expect_matches_reference(const AttentionShape& s, Extreme extreme, Mode mode, DType dtype, Communicator& cp,
                               const ArenaPtr& arena) {
-  const AttentionValues x = draw_extreme(s, extreme, 11);
+  const AttentionValues x = sample_extreme(s, extreme, 11);
   const PlainAttention expected = reference_attention(s, x);
-  const SequencePartition balance = way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
+  const SequencePartition balance = mode == Mode::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
   const std::vector<int64_t> mine = context_positions(s.tk, cp.size(), cp.rank(), balance);
   const auto tensor = [&](const std::vector<double>& values) {
     const int64_t tokens = std::ssize(mine);
@@ -211,16 +211,16 @@ void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way,
   const Heads heads{s.h, s.k};
   const AttentionOptions options{.causal = s.causal};
   const Var qkv(tensor(packed(s, mine, x.q, x.k, x.v)), true);
-  const Var y = way == Way::ulysses ? ulysses_attention(qkv, heads, options, cp)
-                                    : ring_attention(qkv, heads, options, cp, balance);
+  const Var y = mode == Mode::ulysses ? ulysses_attention(qkv, heads, options, cp)
+                                      : ring_attention(qkv, heads, options, cp, balance);
   backward(y, {.seed = tensor(packed(s, mine, x.dout, {}, {}))});
   const double bound = dtype == DType::float64 ? 1e-11 : 5e-4;
-  const std::string what = fmt::format("rank {} of {}, extreme {}, way {}", cp.rank(), cp.size(),
-                                       static_cast<int>(extreme), static_cast<int>(way));
-  EXPECT_LE(row_difference(numbers(y.value()), packed(s, mine, expected.out, {}, {}), s.d, 0.05), bound) << what;
+  const std::string what = fmt::format("rank {} of {}, extreme {}, mode {}", cp.rank(), cp.size(),
+                                       static_cast<int>(extreme), static_cast<int>(mode));
+  EXPECT_LE(row_difference(host_values(y.value()), packed(s, mine, expected.out, {}, {}), s.d, 0.05), bound) << what;
   EXPECT_LE(
-      row_difference(numbers(qkv.grad()), packed(s, mine, expected.dq, expected.dk, expected.dv), heads.packed() * s.d,
-                     0.1, packed(s, mine, expected.dq_terms, expected.dk_terms, expected.dv)),
+      row_difference(host_values(qkv.grad()), packed(s, mine, expected.dq, expected.dk, expected.dv),
+                     heads.packed() * s.d, 0.1, packed(s, mine, expected.dq_terms, expected.dk_terms, expected.dv)),
       2 * bound)
       << what;
 }
@@ -228,13 +228,13 @@ void expect_matches_reference(const AttentionShape& s, Extreme extreme, Way way,
 void expect_matches_loops(int ranks, std::initializer_list<DType> dtypes, Device device) {
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     for (const DType dtype : dtypes)
-      for (const Way way : {Way::zigzag, Way::contiguous, Way::ulysses})
+      for (const Mode mode : {Mode::zigzag, Mode::contiguous, Mode::ulysses})
         for (const bool causal : {true, false})
           for (const Extreme extreme : kExtremes) {
             const ArenaPtr arena = device == Device::cpu ? world.make_arena() : make_arena(device);
             const int64_t tokens = 24 * ranks;
             expect_matches_reference({.tq = tokens, .tk = tokens, .h = 2 * ranks, .k = ranks, .d = 4, .causal = causal},
-                                     extreme, way, dtype, world, arena);
+                                     extreme, mode, dtype, world, arena);
           }
   });
 }
@@ -276,7 +276,7 @@ void expect_loss(int ranks, DType dtype) {
     backward(loss.mean);
     const double bound = dtype == DType::float64 ? 1e-11 : 1e-4;
     EXPECT_NEAR(double{loss.loss_sum}, total, bound * total);
-    EXPECT_LE(row_difference(numbers(x.grad()), columns(gradient).to_vector<double>(), own.size(), 1), bound);
+    EXPECT_LE(row_difference(host_values(x.grad()), columns(gradient).to_vector<double>(), own.size(), 1), bound);
   });
 }
 

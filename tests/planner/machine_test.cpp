@@ -20,13 +20,13 @@ namespace tessera::planner {
 namespace {
 
 TEST(Fit, RecoversNonNegativeConstants) {
-  const Cost planted = {2e-6, 4e-12, 0, 1.5e-10, 3e-10};
+  const Cost exact = {2e-6, 4e-12, 0, 1.5e-10, 3e-10};
   std::vector<Timed> timed;
   for (const Sizes& sizes : {matmul_sizes(64, 64, 64), matmul_sizes(768, 384, 128), matmul_sizes(768, 128, 512),
                              matmul_sizes(48, 1024, 64), matmul_sizes(2048, 65, 256), matmul_sizes(256, 2048, 512)})
-    timed.push_back({sizes, seconds(planted, sizes)});
+    timed.push_back({sizes, seconds(exact, sizes)});
   const Cost found = fit(timed);
-  for (size_t i = 0; i < kSizes; ++i) EXPECT_NEAR(found[i], planted[i], 1e-3 * planted[i] + 1e-15) << i;
+  for (size_t i = 0; i < kSizes; ++i) EXPECT_NEAR(found[i], exact[i], 1e-3 * exact[i] + 1e-15) << i;
   // Times that decrease with the number of rows would require a negative constant.
   const Cost falling = fit({{row_sizes(1, 100), 2e-6}, {row_sizes(2, 100), 1.9e-6}, {row_sizes(4, 100), 1.8e-6}});
   for (const double c : falling) EXPECT_GE(c, 0);
@@ -44,11 +44,11 @@ TEST(Fit, RecoversLatencyAndBandwidth) {
 
 class MachineFile : public testing::Test {
  protected:
-  MachineFile() { ::setenv("TESSERA_CACHE", folder_.path().c_str(), 1); }
+  MachineFile() { ::setenv("TESSERA_CACHE", directory_.path().c_str(), 1); }
   ~MachineFile() override { ::unsetenv("TESSERA_CACHE"); }
   void write(const std::string& text) const { std::ofstream(machine_file(machine_.identity)) << text; }
 
-  const TemporaryDirectory folder_{temporary_directory() / "tessera-machine"};
+  const TemporaryDirectory directory_{temporary_directory() / "tessera-machine"};
   Machine machine_ = test::synthetic_machine(2);
 };
 
@@ -57,9 +57,9 @@ TEST_F(MachineFile, RoundTrips) {
   machine_.costs[1][0][3] = {1.25e-6, 3e-10, 4.5e-12, 1e-9};
   machine_.links[4][2] = {7e-6, 2.5e-10};
   save_machine(machine_);
-  const std::optional<Machine> kept = load_machine(machine_.identity);
-  ASSERT_TRUE(kept);
-  EXPECT_EQ(*kept, machine_);
+  const std::optional<Machine> loaded = load_machine(machine_.identity);
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(*loaded, machine_);
   Identity newer = machine_.identity;
   newer.version = "next";
   EXPECT_FALSE(load_machine(newer)) << "each version has its own file";
@@ -84,9 +84,9 @@ TEST_F(MachineFile, RejectsDamagedFilesWithOneLineError) {
       {with("ranks = \"2 4\"", "ranks = \"2 x\""), "ranks: expected integers"},
       {with("processors = 2", "processors = 3"), "3 cores"},
       {with("version = \"test\"", "version = \"other\""), "version other"}};
-  for (const auto& [text, words] : table) {
+  for (const auto& [text, message] : table) {
     write(text);
-    expect_error(Status::input, {words, machine_file(machine_.identity).string()},
+    expect_error(Status::input, {message, machine_file(machine_.identity).string()},
                  [&] { load_machine(machine_.identity); });
   }
 }
@@ -120,7 +120,7 @@ TEST(SharedCores, OneCorePerRankMatchesSimulator) {
                        return a.what == PassKind::F ? 1 : a.what == PassKind::B ? 2.5 : a.what == PassKind::I ? 1.5 : 1;
                      });
     EXPECT_NEAR(shared.makespan, alone.makespan, 1e-6) << s.name;
-    EXPECT_NEAR(shared.bubble_share(), alone.bubble_share(), 1e-6) << s.name;
+    EXPECT_NEAR(shared.bubble_fraction(), alone.bubble_fraction(), 1e-6) << s.name;
   }
 }
 
@@ -148,7 +148,7 @@ TEST(MeasuredStep, TwoRanksOnOneCoreTakeTwiceTheTime) {
   Machine m = test::synthetic_machine(1);
   for (auto& links : m.links) links = {{2, {}}, {4, {}}};
   const auto one = std::make_shared<const Machine>(m);
-  m.identity.processors = 2;
+  m.identity.cores = 2;
   const auto two = std::make_shared<const Machine>(m);
   EXPECT_NEAR(on(one, {.dp = 2}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);
   EXPECT_NEAR(on(two, {.dp = 4}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);

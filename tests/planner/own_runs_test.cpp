@@ -26,7 +26,7 @@ namespace tessera::planner {
 namespace {
 
 Case random_case(uint64_t trial) {
-  test::Draw d("cases", trial);
+  test::Sampler d("cases", trial);
   const bool llama = d.between(0, 1) == 1;
   Case c{.hardware = hardware_named("laptop")};
   c.model = {
@@ -83,7 +83,7 @@ TEST(TesseraRuns, PredictedTrafficAndBytesMatchVerify) {
 
 // A random plan of a model with billions of parameters on GPUs.
 Case large(uint64_t trial) {
-  test::Draw d("large", trial);
+  test::Sampler d("large", trial);
   const bool llama = d.between(0, 3) > 0;
   Case c{.hardware = hardware_named("h100")};
   c.model = to_model_shape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));

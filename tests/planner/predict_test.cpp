@@ -205,12 +205,12 @@ TEST(ClosedForms, BubblesMatchPapers) {
 TEST(ClosedForms, PipelineClockMatchesSimulation) {
   PipelineClock clock;
   for (uint64_t trial = 0; trial < test::plans(100); ++trial) {
-    test::Draw draw("clock", trial);
-    Plan plan{.pp = draw.between(1, 5), .schedule = static_cast<ScheduleKind>(draw.between(0, 8))};
-    plan.microbatches = plan.pp * draw.between(1, 4);
-    if (plan.schedule == ScheduleKind::interleaved) plan.chunks = draw.between(2, 3);
+    test::Sampler sample("clock", trial);
+    Plan plan{.pp = sample.between(1, 5), .schedule = static_cast<ScheduleKind>(sample.between(0, 8))};
+    plan.microbatches = plan.pp * sample.between(1, 4);
+    if (plan.schedule == ScheduleKind::interleaved) plan.chunks = sample.between(2, 3);
     std::vector<StageTimes> stages(rank_of_stages(plan).size());
-    const auto some = [&] { return static_cast<double>(draw.between(0, 90)) / 100; };
+    const auto some = [&] { return static_cast<double>(sample.between(0, 90)) / 100; };
     for (StageTimes& s : stages) s = {some(), some(), some(), some()};
     const double message = some();
     const Simulation full = simulate(make_schedule(plan), {.stages = stages, .message = message});
@@ -226,18 +226,18 @@ TEST(ClosedForms, PipelineClockMatchesSimulation) {
 // The clock simulates only the first rounds of a long pipeline and extrapolates.
 TEST(ClosedForms, ExtrapolationMatchesFullSimulation) {
   for (uint64_t trial = 0; trial < test::plans(60); ++trial) {
-    test::Draw draw("long pipelines", trial);
-    const int64_t p = draw.between(2, 8);
+    test::Sampler sample("long pipelines", trial);
+    const int64_t p = sample.between(2, 8);
     Plan plan{.pp = p};
     plan.schedule =
-        draw.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1,
-                 ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
-    plan.microbatches = p * draw.between(20, 60);
-    if (plan.schedule != ScheduleKind::interleaved) plan.microbatches += draw.between(0, p - 1);
+        sample.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1,
+                   ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
+    plan.microbatches = p * sample.between(20, 60);
+    if (plan.schedule != ScheduleKind::interleaved) plan.microbatches += sample.between(0, p - 1);
     std::vector<StageTimes> stages(rank_of_stages(plan).size());
-    const auto about = [&](double x) { return x * static_cast<double>(draw.between(90, 110)) / 100; };
+    const auto about = [&](double x) { return x * static_cast<double>(sample.between(90, 110)) / 100; };
     for (StageTimes& s : stages) s = {about(1), about(2), about(1), about(1)};
-    const double message = static_cast<double>(draw.between(0, 3)) / 20;
+    const double message = static_cast<double>(sample.between(0, 3)) / 20;
     const Simulation full = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
     const PipelineTime found = PipelineClock().time(plan, stages, message, false);
     EXPECT_NEAR(found.seconds, full.makespan, 0.01 * full.makespan) << value_name(plan.schedule) << ' ' << p;
@@ -286,7 +286,7 @@ TEST(ClosedForms, ModelActivationsMatchPaper) {
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
 TEST(ClosedForms, ZeroModelStatesMatchPaper) {
   Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
-         .hardware = hardware_named("v100"),
+         .hardware = hardware_named("a100-40"),
          .software = software_named("deepspeed")};
   c.software.attention = "unfused";
   const double psi = parameters(c.model), scale = 7.5 / psi;

@@ -88,7 +88,7 @@ def test_mpirun_ranks_train(tmp_path):
     run = tessera.train(**SIZES, steps=3, out=tmp_path / "a run", launch="mpirun -n {ranks}", ranks=2, restarts=1,
                         trace=True)
     assert len(run.steps) == 3 and run.summary.plan["backend"] == "mpi"
-    assert json.loads((run.folder / "report.json").read_text())["plan"]["backend"] == "mpi"
+    assert json.loads((run.directory / "report.json").read_text())["plan"]["backend"] == "mpi"
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)

@@ -19,7 +19,7 @@ inline double direct_loss_sum(LanguageModel& model, std::span<const int32_t> ids
   model.set_step({});
   const auto count = static_cast<int64_t>(ids.size());
   const std::vector<double> logits =
-      numbers(model.logits(model.hidden(Tensor::of<int32_t>(ids, {1, count}, arena))).value());
+      host_values(model.logits(model.hidden(Tensor::of<int32_t>(ids, {1, count}, arena))).value());
   const size_t vocab = logits.size() / ids.size();
   double sum = 0;
   for (size_t t = 0; t < ids.size(); ++t) {

@@ -44,7 +44,7 @@ inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& ra
 }
 
 // Random values that bfloat16 represents exactly.
-inline AttentionValues draw_extreme(const AttentionShape& s, Extreme extreme, uint64_t seed) {
+inline AttentionValues sample_extreme(const AttentionShape& s, Extreme extreme, uint64_t seed) {
   const Philox random = Philox::named(seed, "extremes");
   uint64_t at = 0;
   const auto normal = [&] { return nearest_bf16(extreme == Extreme::equal ? 0.75 : random.normal(at++)); };
@@ -123,12 +123,12 @@ inline PlainAttention reference_attention(const AttentionShape& s, const Attenti
 // Largest difference in a row of `width` elements, relative to the row's largest `terms`, or to `least` times the
 // overall largest.
 inline double row_difference(const std::vector<double>& found, const std::vector<double>& expected, int64_t width,
-                             double least, const std::vector<double>& terms) {
+                             double floor, const std::vector<double>& terms) {
   const auto w = static_cast<size_t>(width);
   double all = 0, worst = 0;
   for (const double e : terms) all = std::max(all, std::abs(e));
   for (size_t row = 0; row < expected.size(); row += w) {
-    double largest = std::max(least * all, 1e-30), off = 0;
+    double largest = std::max(floor * all, 1e-30), off = 0;
     for (size_t c = row; c < row + w; ++c) {
       largest = std::max(largest, std::abs(terms[c]));
       off = std::isfinite(found.at(c)) ? std::max(off, std::abs(found[c] - expected[c])) : INFINITY;
@@ -138,8 +138,8 @@ inline double row_difference(const std::vector<double>& found, const std::vector
   return worst;
 }
 inline double row_difference(const std::vector<double>& found, const std::vector<double>& expected, int64_t width,
-                             double least) {
-  return row_difference(found, expected, width, least, expected);
+                             double floor) {
+  return row_difference(found, expected, width, floor, expected);
 }
 
 }  // namespace tessera::test

@@ -8,9 +8,9 @@
 namespace tessera::test {
 
 // Every kernel call takes 1 ms under any load; every exchange 0.1 ms.
-inline planner::Machine synthetic_machine(int64_t processors, const std::string& version = "test") {
+inline planner::Machine synthetic_machine(int64_t cores, const std::string& version = "test") {
   planner::Machine m{.identity = planner::identity_of_this(version), .memory_bytes = 8e9, .copy_bytes_per_s = 1e10};
-  m.identity.processors = processors;
+  m.identity.cores = cores;
   m.product_flops_per_s = {1e11, 2e11};
   for (auto& company : m.costs)
     for (auto& costs : company)

@@ -35,16 +35,16 @@ class Exchange {
   Exchange() {
     std::string path = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
     if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("cannot make the folder " + path);
-    folder_ = path;
+    directory_ = path;
   }
   ~Exchange() {
     std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
+    std::filesystem::remove_all(directory_, ignored);
   }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  std::filesystem::path path(const std::string& name) const { return folder_ / name; }
+  std::filesystem::path path(const std::string& name) const { return directory_ / name; }
 
   template <class T>
   void write(const std::string& name, std::span<const T> values) const {
@@ -64,7 +64,7 @@ class Exchange {
 
   // Runs the script file in the directory; throws its output on failure.
   void run(const std::filesystem::path& script, const std::string& arguments = "") const {
-    const std::string command = fmt::format("cd '{}' && '{}' '{}' {} > output.txt 2>&1", folder_.string(), python(),
+    const std::string command = fmt::format("cd '{}' && '{}' '{}' {} > output.txt 2>&1", directory_.string(), python(),
                                             script.string(), arguments);
     if (std::system(command.c_str()) == 0) return;
     const std::vector<char> output = read<char>("output.txt");
@@ -72,7 +72,7 @@ class Exchange {
   }
 
  private:
-  std::filesystem::path folder_;
+  std::filesystem::path directory_;
 };
 
 }  // namespace tessera::test

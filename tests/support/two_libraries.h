@@ -82,7 +82,7 @@ NearOp near_op(double x, DType wide) {
 // dtype.
 template <class F>
 void expect_near(const Tensor& found, const Tensor& expected, DType wide, const F& near) {
-  const std::vector<double> a = numbers(found), b = numbers(expected);
+  const std::vector<double> a = host_values(found), b = host_values(expected);
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) {
     Near allowed = near(i);
@@ -98,7 +98,7 @@ void expect_near(const Tensor& found, const Tensor& expected, DType wide, const 
 template <class Op>
 void expect_near_gradient(const Tensor& found, const Tensor& expected, const Tensor& dy, const Tensor& x) {
   const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  const std::vector<double> at = numbers(x), by = numbers(dy);
+  const std::vector<double> at = host_values(x), by = host_values(dy);
   expect_near(found, expected, wide, [&](size_t i) {
     const Near slope = near_op<Op>(at[i], wide).df;
     return slope * Near{by[i], 0, slope.epsilon};

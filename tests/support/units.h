@@ -19,7 +19,7 @@ inline FlatUnit make_unit(const std::string& name, const std::vector<int64_t>& s
     static std::mutex one_at_a_time;
     static std::deque<Parameter> all;  // units outlive their creators
     const std::lock_guard lock(one_at_a_time);
-    all.push_back({.name = name + "." + std::to_string(i), .whole = {sizes[i]}, .decays = i % 2 == 0});
+    all.push_back({.name = name + "." + std::to_string(i), .full_shape = {sizes[i]}, .decays = i % 2 == 0});
     unit.slots.push_back({&all.back(), n, sizes[i]});
     n += (sizes[i] + 15) / 16 * 16;
   }

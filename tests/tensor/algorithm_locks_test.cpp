@@ -14,7 +14,7 @@ TEST(AlgorithmLocks, ReportsDirectoryWithoutLockSupport) {
     for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
       refused = cause;
       expect_error(Status::output, {std::strerror(cause), "set TESSERA_CACHE"},
-                   [] { cuda::keep_algorithms_in(testing::TempDir()); });
+                   [] { cuda::cache_algorithms_in(testing::TempDir()); });
       refused = 0;
     }
   } else {

@@ -58,8 +58,8 @@ struct Results {
   Operands parts;    // views of the gradients of q, k and v
 };
 
-bool same_bits(const Results& a, const Results& b) {
-  return test::same_bits({a.forward.out, a.gradients}, {b.forward.out, b.gradients});
+bool bitwise_equal(const Results& a, const Results& b) {
+  return test::bitwise_equal({a.forward.out, a.gradients}, {b.forward.out, b.gradients});
 }
 
 Results run(const Operands& x, const AttentionOptions& given, bool wide = false) {
@@ -126,9 +126,9 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   Operands there = x.to(arena);
   if (c.pad > 0) {
     const Shape s = x.packed.shape();
-    Tensor room = Tensor::zeros(s.with_last(c.d + c.pad), c.dtype, arena);
-    room.narrow(3, 0, c.d).copy_from(there.packed);
-    there.packed = room.narrow(3, 0, c.d);
+    Tensor padded = Tensor::zeros(s.with_last(c.d + c.pad), c.dtype, arena);
+    padded.narrow(3, 0, c.d).copy_from(there.packed);
+    there.packed = padded.narrow(3, 0, c.d);
   }
   ASSERT_EQ(kernels(there.part(0), there.part(1), there.part(2)), expected_kernels);
   const Results here = run(x, o, wide), got = run(there, o, wide);
@@ -141,7 +141,7 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   // Relative to the largest of the three gradients: if queries see one key, score gradients are only rounding errors.
   EXPECT_LE(apart(got.gradients, here.gradients), bound) << what;
   if (trial % 4 != 0) return;
-  EXPECT_TRUE(same_bits(run(there, o, wide), got)) << what;
+  EXPECT_TRUE(bitwise_equal(run(there, o, wide), got)) << what;
 }
 
 TEST_F(AttentionGpu, PlainKernelsSupportEveryHeadDim) {
@@ -183,8 +183,8 @@ TEST_F(AttentionGpu, KeyValueGradientsAreSumsOverHeadsOfGroup) {
         const AttentionResult alone = attention(q, k, v, one);
         Tensor dq = q.make(q.shape(), accum_dtype(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
         attention_backward(dout, q, k, v, alone, one, dq, dk_one, dv_one);
-        EXPECT_TRUE(
-            test::same_bits({alone.lse, dq}, {full.forward.lse.narrow(1, h, 1), full.parts.part(0).narrow(2, h, 1)}))
+        EXPECT_TRUE(test::bitwise_equal({alone.lse, dq},
+                                        {full.forward.lse.narrow(1, h, 1), full.parts.part(0).narrow(2, h, 1)}))
             << c.d << " head " << h;
         add_(dk, dk_one), add_(dv, dv_one);
       }
@@ -205,15 +205,15 @@ TEST_F(AttentionGpu, RowsAreBitwiseIndependentOfOtherRows) {
       for (const int64_t i : {0, 37, 63, 64, 139}) {
         const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1, x.heads};
         const Results alone = run(row, o);
-        EXPECT_TRUE(test::same_bits(
+        EXPECT_TRUE(test::bitwise_equal(
             {alone.forward.out, alone.forward.lse, alone.parts.part(0)},
             {full.forward.out.narrow(1, i, 1), full.forward.lse.narrow(2, i, 1), full.parts.part(0).narrow(1, i, 1)}))
             << c.d << " row " << i;
       }
       o.first_sequence = 1;
       const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140, x.heads}, o);
-      EXPECT_TRUE(test::same_bits({second.forward.out, second.gradients},
-                                  {full.forward.out.narrow(0, 1, 1), full.gradients.narrow(0, 1, 1)}));
+      EXPECT_TRUE(test::bitwise_equal({second.forward.out, second.gradients},
+                                      {full.forward.out.narrow(0, 1, 1), full.gradients.narrow(0, 1, 1)}));
     }
 }
 
@@ -355,7 +355,7 @@ TEST_F(CudnnGpu, MatchesCustomKernelsAndCpu) {
         const Results once = on(fixed), again = on(fixed);
         expect_close(once, here, what + ", cuDNN, deterministic");
         expect_close(once, ours, what + ", cuDNN, deterministic, versus ours");
-        EXPECT_TRUE(same_bits(again, once)) << what;
+        EXPECT_TRUE(bitwise_equal(again, once)) << what;
       }
 }
 
@@ -397,11 +397,11 @@ TEST_F(CudnnGpu, RunsIfSelected) {
     const Results through = run(x, o);
     const AttentionResult alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
     ASSERT_TRUE(cuda::cudnn_attention({q, k, v, o}, alone));
-    EXPECT_TRUE(test::same_bits({alone.out, alone.lse}, {through.forward.out, through.forward.lse}));
+    EXPECT_TRUE(test::bitwise_equal({alone.out, alone.lse}, {through.forward.out, through.forward.lse}));
     const Operands gradients{x.packed.make(x.packed.shape()), {}, x.tq, x.heads};
     ASSERT_TRUE(cuda::cudnn_attention_backward({q, k, v, o}, x.dout, alone,
                                                {gradients.part(0), gradients.part(1), gradients.part(2)}));
-    EXPECT_TRUE(test::same_bits(gradients.packed, through.gradients));
+    EXPECT_TRUE(test::bitwise_equal(gradients.packed, through.gradients));
     for (const bool backward : {false, true})
       EXPECT_EQ(cuda::cudnn_refuses(cuda::packed_problem(2, 256, {2}, 64, backward)), "");
   }
@@ -412,7 +412,7 @@ TEST_F(CudnnGpu, RunsIfSelected) {
 TEST_F(CudnnGpu, FallsBackToCustomKernels) {
   const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};
-  EXPECT_TRUE(same_bits(run(x.to(cudnn), drops), run(x.to(arena), drops)));
+  EXPECT_TRUE(bitwise_equal(run(x.to(cudnn), drops), run(x.to(arena), drops)));
   const auto wide = [&](const ArenaPtr& on) {
     const Operands there = x.to(on);
     const Tensor q = there.part(0);
@@ -420,12 +420,12 @@ TEST_F(CudnnGpu, FallsBackToCustomKernels) {
     attention_into(q, there.part(1), there.part(2), {}, sums);
     return sums.out;
   };
-  EXPECT_TRUE(test::same_bits(wide(cudnn), wide(arena)));
+  EXPECT_TRUE(test::bitwise_equal(wide(cudnn), wide(arena)));
   const auto last = [&](const ArenaPtr& on) {
     const Operands there = x.to(on);
     return attention(there.part(0).narrow(1, 95, 1), there.part(1), there.part(2)).out;
   };
-  EXPECT_TRUE(test::same_bits(last(cudnn), last(arena)));
+  EXPECT_TRUE(test::bitwise_equal(last(cudnn), last(arena)));
   EXPECT_TRUE(cudnn->local<KernelLog>().refused.empty());
 }
 

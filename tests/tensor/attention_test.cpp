@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-using test::apart, test::numbers;
+using test::apart, test::host_values;
 
 Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
   return test::normal(shape, dtype, name, "tiles", arena);
@@ -152,11 +152,11 @@ TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
     for (const int64_t cut : {60, 64, 90}) {
       if (!test::has_kernels(dtype, Device::cuda)) continue;
       SCOPED_TRACE(std::to_string(d) + " cut " + std::to_string(cut));
-      const auto draw = [&, dtype = dtype, d = d](int64_t heads, uint64_t name) {
+      const auto sample = [&, dtype = dtype, d = d](int64_t heads, uint64_t name) {
         return test::normal({1, kKeys, heads, d}, dtype, name, "attention on a GPU", arena);
       };
-      const Tensor packed = draw(4, 3);
-      const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), draw(2, 4)};
+      const Tensor packed = sample(4, 3);
+      const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), sample(2, 4)};
       const AttentionOptions o{.dropout = 0.25, .random = Philox(6), .tokens_total = kKeys};
       const Tile all(o, kQueries, {0, kKeys}), tiles[] = {{o, kQueries, {0, cut}}, {o, kQueries, {cut, kKeys - cut}}};
       const AttentionResult full = all.attend(x), merged = tiles[0].attend(x);
@@ -222,30 +222,30 @@ TEST(Attention, QueryWithoutKeysReturnsZeros) {
       const DType wide = accum_dtype(dtype);
       const AttentionResult part{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
       attention_into(x, x, x, none, part);
-      for (const double y : numbers(part.out)) EXPECT_EQ(y, 0);
-      for (const double y : numbers(part.lse)) EXPECT_EQ(y, -INFINITY);
+      for (const double y : host_values(part.out)) EXPECT_EQ(y, 0);
+      for (const double y : host_values(part.lse)) EXPECT_EQ(y, -INFINITY);
       const Gradients g = Operands{x, x, x, x}.gradients({part.out.to(dtype), part.lse}, none);
       for (const Tensor& t : {g.dq, g.dk, g.dv})
-        for (const double y : numbers(t)) EXPECT_EQ(y, 0);
+        for (const double y : host_values(t)) EXPECT_EQ(y, 0);
       merge_attention(part, {part.out.clone(), part.lse.clone()});
-      EXPECT_EQ(numbers(part.lse).back(), -INFINITY);
-      EXPECT_EQ(numbers(part.out).back(), 0);
+      EXPECT_EQ(host_values(part.lse).back(), -INFINITY);
+      EXPECT_EQ(host_values(part.out).back(), 0);
       const AttentionResult all{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
       attention_into(x, x, x, {.causal = false}, all);
       const AttentionResult merged{all.out.clone(), all.lse.clone()};
       merge_attention(merged, part);
-      EXPECT_TRUE(test::same_bits({merged.out, merged.lse}, {all.out, all.lse}));
+      EXPECT_TRUE(test::bitwise_equal({merged.out, merged.lse}, {all.out, all.lse}));
     }
 }
 
 // Equal scores and identity values: the output is the dropout mask.
-std::vector<bool> kept(const AttentionOptions& options, int64_t queries, int64_t keys, DType dtype) {
+std::vector<bool> keep_mask(const AttentionOptions& options, int64_t queries, int64_t keys, DType dtype) {
   const ArenaPtr arena = make_arena();
   const Tensor q = Tensor::zeros({1, queries, 1, keys}, dtype, arena),
                k = Tensor::zeros({1, keys, 1, keys}, dtype, arena), v = k.clone();
   for (int64_t i = 0; i < keys; ++i) v.select(1, i).narrow(2, i, 1).fill(1);
   std::vector<bool> elements;
-  for (const double y : numbers(attention(q, k, v, options).out)) elements.push_back(y != 0);
+  for (const double y : host_values(attention(q, k, v, options).out)) elements.push_back(y != 0);
   return elements;
 }
 
@@ -254,7 +254,7 @@ TEST(Attention, TileDropoutMatchesFullDropout) {
   for (const DType dtype : {DType::float64, DType::bfloat16})
     for (uint64_t trial = 0; trial < 20; ++trial) {
       AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(trial)};
-      const std::vector<bool> full = kept(o, kTokens, kTokens, dtype);
+      const std::vector<bool> full = keep_mask(o, kTokens, kTokens, dtype);
       const auto keys = static_cast<int64_t>(1 + Philox(9).below(kTokens, trial));
       const auto queries = static_cast<int64_t>(1 + Philox(10).below(static_cast<uint64_t>(keys), trial));
       o.first_key = static_cast<int64_t>(Philox(11).below(static_cast<uint64_t>(kTokens - keys + 1), trial));
@@ -264,18 +264,18 @@ TEST(Attention, TileDropoutMatchesFullDropout) {
       for (int64_t i = 0; i < queries; ++i)
         for (int64_t j = 0; j < keys; ++j)
           expected.push_back(full[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
-      EXPECT_EQ(kept(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
+      EXPECT_EQ(keep_mask(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
     }
 }
 
 TEST(Attention, QueriesDefaultToTheLastTokens) {
   AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(3)};
   o.tokens_total = 40;
-  const std::vector<bool> last = kept(o, 20, 30, DType::float32);
+  const std::vector<bool> last = keep_mask(o, 20, 30, DType::float32);
   o.first_query = 10;
-  EXPECT_EQ(kept(o, 20, 30, DType::float32), last);
+  EXPECT_EQ(keep_mask(o, 20, 30, DType::float32), last);
   o.first_query = 11;
-  EXPECT_NE(kept(o, 20, 30, DType::float32), last);
+  EXPECT_NE(keep_mask(o, 20, 30, DType::float32), last);
 }
 
 TEST(Attention, RejectsInvalidArguments) {

@@ -70,7 +70,7 @@ Softmaxed soften(const Values& x, int64_t n) {
 Values normals(int64_t count, const char* name) {
   const Philox random = Philox::named(5, name);
   const auto normal = [&](size_t i) { return nearest_bf16(random.normal(i)); };
-  return numbers(made({count}, DType::float64, make_arena(), normal));
+  return host_values(made({count}, DType::float64, make_arena(), normal));
 }
 
 Tensor tensor(const Values& values, const Shape& shape, DType dtype, const ArenaPtr& arena) {
@@ -82,10 +82,10 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Shape shape{std::ssize(x) / n, n};
   const Softmaxed expected = soften(x, n);
   const Tensor in = tensor(x, shape, dtype, arena), out = softmax(in), log = log_softmax(in);
-  EXPECT_LE(row_difference(numbers(out), expected.p, n, 1), error_bound(dtype)) << n;
-  EXPECT_LE(row_difference(numbers(log), expected.log_p, n, 1e-3), error_bound(dtype)) << n;
+  EXPECT_LE(row_difference(host_values(out), expected.p, n, 1), error_bound(dtype)) << n;
+  EXPECT_LE(row_difference(host_values(log), expected.log_p, n, 1e-3), error_bound(dtype)) << n;
   // Expected gradients use the stored forward results.
-  const Values p = numbers(out), log_p = numbers(log);
+  const Values p = host_values(out), log_p = host_values(log);
   Values dx, log_dx;
   for (int64_t row = 0; row < std::ssize(x); row += n) {
     const double *const by = dy.data() + row, *const from = p.data() + row, *const log_from = log_p.data() + row;
@@ -96,8 +96,8 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
     }
   }
   const Tensor seed = tensor(dy, shape, dtype, arena);
-  EXPECT_LE(row_difference(numbers(softmax_backward(seed, out)), dx, n, 1), error_bound(dtype)) << n;
-  EXPECT_LE(row_difference(numbers(log_softmax_backward(seed, log)), log_dx, n, 1), error_bound(dtype)) << n;
+  EXPECT_LE(row_difference(host_values(softmax_backward(seed, out)), dx, n, 1), error_bound(dtype)) << n;
+  EXPECT_LE(row_difference(host_values(log_softmax_backward(seed, log)), log_dx, n, 1), error_bound(dtype)) << n;
 }
 
 // Checks losses and gradients of every implementation, with targets at the ends and in the middle of rows and with
@@ -123,18 +123,18 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Shape shape{rows, n};
   const Tensor wanted = Tensor::of<int32_t>(targets, {rows}, arena);
   const double bound = error_bound(dtype), wide = dtype == DType::bfloat16 ? 2e-4 : bound;
-  const Tensor all = tensor(x, shape, dtype, arena), most = row_max(all);
+  const Tensor all = tensor(x, shape, dtype, arena), row_maxima = row_max(all);
   const CrossEntropy found = cross_entropy(all, wanted);
   EXPECT_NEAR(double{found.loss_sum}, loss, wide * (loss + 1)) << n;
-  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 1e-3), wide) << n;
+  EXPECT_LE(row_difference(host_values(found.lse), expected.lse, 1, 1e-3), wide) << n;
   const Tensor back = cross_entropy_backward(all.clone(), wanted, found.lse, 0.5);
-  EXPECT_LE(row_difference(numbers(back), dx, n, 1), bound) << n;
+  EXPECT_LE(row_difference(host_values(back), dx, n, 1), bound) << n;
   Tensor logits = all.clone();
   EXPECT_NEAR(double{cross_entropy_in_place(logits, wanted, 0.5).loss_sum}, loss, wide * (loss + 1)) << n;
-  EXPECT_LE(row_difference(numbers(logits), dx, n, 1), bound) << n;
+  EXPECT_LE(row_difference(host_values(logits), dx, n, 1), bound) << n;
   // Computed from the partial results of shards.
   const CrossEntropy joined =
-      joined_cross_entropy(most, row_sum_exp(all, most), target_logits(all, wanted, {}), wanted);
+      joined_cross_entropy(row_maxima, row_sum_exp(all, row_maxima), target_logits(all, wanted, {}), wanted);
   EXPECT_NEAR(double{joined.loss_sum}, loss, wide * (loss + 1)) << n;
 }
 
@@ -165,9 +165,9 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
     const Shape shape{std::ssize(x) / n, n}, channels{n};
     const Tensor in = tensor(x, shape, dtype, arena), by = tensor(gamma, channels, dtype, arena);
     const Normed found = norm(in, by, center ? tensor(beta, channels, dtype, arena) : Tensor(), {.center = center});
-    EXPECT_LE(row_difference(numbers(found.y), y, n, 0.05, terms), bound) << n << (center ? "" : " by squares");
+    EXPECT_LE(row_difference(host_values(found.y), y, n, 0.05, terms), bound) << n << (center ? "" : " by squares");
     const Tensor back = norm_backward(tensor(dy, shape, dtype, arena), in, by, found, Tensor());
-    EXPECT_LE(row_difference(numbers(back), dx, n, 0.05), bound) << n << (center ? "" : " by squares");
+    EXPECT_LE(row_difference(host_values(back), dx, n, 0.05), bound) << n << (center ? "" : " by squares");
   }
 }
 
@@ -226,8 +226,8 @@ TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
       const LinearCrossEntropy found = linear_cross_entropy(in, table, Tensor::of<int32_t>(targets, {kRows}, arena), 1,
                                                             &gx, &gw, {.rows = kRows, .block = block});
       EXPECT_NEAR(found.loss_sum, loss, error_bound(dtype) * loss) << block;
-      EXPECT_LE(row_difference(numbers(gx), dx, kChannels, 0.5), error_bound(dtype)) << block;
-      EXPECT_LE(row_difference(numbers(gw), dw, kChannels, 0.5), error_bound(dtype)) << block;
+      EXPECT_LE(row_difference(host_values(gx), dx, kChannels, 0.5), error_bound(dtype)) << block;
+      EXPECT_LE(row_difference(host_values(gw), dw, kChannels, 0.5), error_bound(dtype)) << block;
     }
 }
 
@@ -238,7 +238,7 @@ TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
 double attention_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
 
 void expect_matches_reference(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
-  const AttentionValues x = draw_extreme(s, extreme, static_cast<uint64_t>(s.tk));
+  const AttentionValues x = sample_extreme(s, extreme, static_cast<uint64_t>(s.tk));
   const PlainAttention expected = reference_attention(s, x);
   const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
@@ -250,11 +250,11 @@ void expect_matches_reference(const AttentionShape& s, Extreme extreme, DType dt
   const double bound = attention_bound(dtype);
   SCOPED_TRACE(testing::Message() << static_cast<int>(extreme) << ", " << q.describe() << " of " << k.describe()
                                   << (s.causal ? "" : ", not causal"));
-  EXPECT_LE(row_difference(numbers(found.out), expected.out, s.d, 0.05), bound);
-  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 0.01), bound);
-  EXPECT_LE(row_difference(numbers(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound);
-  EXPECT_LE(row_difference(numbers(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound);
-  EXPECT_LE(row_difference(numbers(dv), expected.dv, s.d, 0.5), bound);
+  EXPECT_LE(row_difference(host_values(found.out), expected.out, s.d, 0.05), bound);
+  EXPECT_LE(row_difference(host_values(found.lse), expected.lse, 1, 0.01), bound);
+  EXPECT_LE(row_difference(host_values(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound);
+  EXPECT_LE(row_difference(host_values(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound);
+  EXPECT_LE(row_difference(host_values(dv), expected.dv, s.d, 0.5), bound);
 }
 
 void expect_matches_reference_in(const std::vector<DType>& dtypes, const std::vector<AttentionShape>& shapes,
@@ -306,7 +306,7 @@ TEST_F(AttentionExtremeInputsGpu, TensorCoresMatchReferenceLoops) {
 // the accumulation dtype or are rounded to the operands' dtype.
 void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64_t> cuts, const ArenaPtr& arena) {
   const AttentionShape s{.b = 2, .tq = 16, .tk = 96, .h = 2, .k = 2, .d = 8, .causal = false};
-  const AttentionValues x = draw_extreme(s, extreme, 7);
+  const AttentionValues x = sample_extreme(s, extreme, 7);
   const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
                v = tensor(x.v, keys, dtype, arena);
@@ -322,8 +322,8 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
     merge_attention(full, part);
   }
   const PlainAttention expected = reference_attention(s, x);
-  EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), attention_bound(dtype));
-  EXPECT_LE(row_difference(numbers(lse), expected.lse, 1, 0.01), attention_bound(dtype));
+  EXPECT_LE(row_difference(host_values(out), expected.out, s.d, 0.05), attention_bound(dtype));
+  EXPECT_LE(row_difference(host_values(lse), expected.lse, 1, 0.01), attention_bound(dtype));
 }
 
 void expect_merged(const ArenaPtr& arena) {
@@ -350,7 +350,7 @@ TEST_F(AttentionGpu, SmallShapesMatchReferenceLoops) {
   expect_merged(DType::bfloat16, true, Extreme::apart, {0, 64, 96}, arena);
   for (const int64_t d : {20, 64}) {
     const AttentionShape s{.tq = 33, .tk = 33, .d = d};
-    const AttentionValues x = draw_extreme(s, Extreme::zero, 3);
+    const AttentionValues x = sample_extreme(s, Extreme::zero, 3);
     const auto start = [](size_t i) { return i < 20 ? 0 : 18; };
     const AttentionOptions o{
         .dropout = 0.5, .random = Philox(4), .starts = made({1, 33}, DType::int32, make_arena(), start)};
@@ -362,7 +362,7 @@ TEST_F(AttentionGpu, SmallShapesMatchReferenceLoops) {
       const AttentionResult found = attention(q, k, v, there);
       Tensor dq = q.make(q.shape()), dk = q.make(q.shape()), dv = q.make(q.shape());
       attention_backward(of(x.dout), q, k, v, found, there, dq, dk, dv);
-      return std::vector{numbers(found.out), numbers(dk), numbers(dv)};
+      return std::vector{host_values(found.out), host_values(dk), host_values(dv)};
     };
     const auto here = attend(make_arena()), there = attend(arena);
     for (size_t i = 0; i < here.size(); ++i) EXPECT_LE(row_difference(there[i], here[i], d, 1.0), 0x1p-6) << d << i;

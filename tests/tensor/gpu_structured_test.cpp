@@ -47,11 +47,11 @@ TEST_F(StructuredGpu, NormsAndSoftmaxSupportAnyRowLength) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t c : {1, 96, 1001, 2048, 4100, 8193, 17000}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(c));
-      const Tensor x = drawn({3, c}, dtype, "x"), y = drawn({3, c}, dtype, "y"), gamma = drawn({c}, dtype, "gamma"),
-                   beta = drawn({c}, dtype, "beta");
+      const Tensor x = random_tensor({3, c}, dtype, "x"), y = random_tensor({3, c}, dtype, "y"),
+                   gamma = random_tensor({c}, dtype, "gamma"), beta = random_tensor({c}, dtype, "beta");
       const AddNormed here = add_norm(x, y.clone(), gamma, beta),
                       there = add_norm(x.to(arena), y.to(arena), gamma.to(arena), beta.to(arena));
-      EXPECT_TRUE(same_bits(there.sum, here.sum));
+      EXPECT_TRUE(bitwise_equal(there.sum, here.sum));
       if (c > 1) {
         EXPECT_LT(apart(there.normed.y, here.normed.y), bound(dtype));
         const Tensor dx = norm_backward(y, x, gamma, here.normed, Tensor());
@@ -73,22 +73,22 @@ TEST_F(StructuredGpu, SumsOverManyRowsMatchCpu) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape : {Shape{9000, 5}, Shape{70000, 2}, Shape{65, 40}, Shape{0, 3}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
-      const Tensor x = drawn(shape, dtype, "x", 0.5, 1.5), there = x.to(arena);
+      const Tensor x = random_tensor(shape, dtype, "x", 0.5, 1.5), there = x.to(arena);
       Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, accum_dtype(dtype));
       sum_rows(expected, x.to(DType::float64));
       sum_rows(found, there);
       EXPECT_LT(apart(found, expected), dtype == DType::float64 ? 1e-13 : 1e-5);
       Tensor narrow = there.make({shape[1], 2}, DType::bfloat16).select(1, 1);
       sum_rows(narrow, there);
-      EXPECT_TRUE(same_bits(narrow, found.to(DType::float32).to(DType::bfloat16)));
-      EXPECT_TRUE(same_bits(sum(there), sum(x)));
+      EXPECT_TRUE(bitwise_equal(narrow, found.to(DType::float32).to(DType::bfloat16)));
+      EXPECT_TRUE(bitwise_equal(sum(there), sum(x)));
       if (shape[0] < 3) continue;
       Tensor all = there.make({shape[1]}), part = there.make({shape[1]});
       sum_rows(all, there.narrow(0, 1, shape[0] - 1).clone());
       sum_rows(part, there.narrow(0, 1, shape[0] - 1));
-      EXPECT_TRUE(same_bits(all, part));
+      EXPECT_TRUE(bitwise_equal(all, part));
       const Tensor wide = sum_to(there.reshape({shape[0], shape[1], 1}).transpose(0, 1), {shape[1], 1, 1});
-      EXPECT_TRUE(same_bits(wide, sum_to(x.reshape({shape[0], shape[1], 1}).transpose(0, 1), {shape[1], 1, 1})));
+      EXPECT_TRUE(bitwise_equal(wide, sum_to(x.reshape({shape[0], shape[1], 1}).transpose(0, 1), {shape[1], 1, 1})));
     }
 }
 
@@ -96,8 +96,8 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape : {Shape{9000, 5}, Shape{130, 64}, Shape{40, 4100}, Shape{33, 8193}, Shape{0, 8}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
-      const Tensor x = drawn(shape, dtype, "x"), dy = drawn(shape, dtype, "dy", 0, 1),
-                   c = drawn({shape[1]}, dtype, "c");
+      const Tensor x = random_tensor(shape, dtype, "x"), dy = random_tensor(shape, dtype, "dy", 0, 1),
+                   c = random_tensor({shape[1]}, dtype, "c");
       const Normed here = norm(x, c, c), there{Tensor(), here.mean.to(arena), here.rstd.to(arena)};
       const NormSums sums{.gamma = {x.make({shape[1]})}, .beta = {x.make({shape[1]}, DType::float32)}};
       norm_backward(dy, x, c, here, {}, sums);
@@ -114,13 +114,13 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
       Tensor along = beta.clone(), alone = beta.clone();
       sum_partials(along, parts);
       sum_rows(alone, dx);
-      EXPECT_TRUE(same_bits(along, alone));
+      EXPECT_TRUE(bitwise_equal(along, alone));
       // An accumulated gradient is rounded before the addition.
       Tensor twice = along.clone();
       const NormSums again{.beta = {twice, true}};
       norm_backward(dy.to(arena), x.to(arena), c.to(arena), there, {}, again);
       add_(along, beta);
-      EXPECT_TRUE(same_bits(twice, along));
+      EXPECT_TRUE(bitwise_equal(twice, along));
       if (shape[0] == 0) continue;
       for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::silu}) {
         Tensor dbias = sums.gamma.to.clone(), dbias_there = gamma.contiguous();
@@ -140,19 +140,19 @@ TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
       std::vector<int32_t> v = random_ids(vocab == 3 ? 9000 : 700, vocab, "ids");
       std::fill(v.begin() + 200, v.begin() + 500, 1);
-      const Tensor ids = make_ids(v), dy = drawn({ids.numel(), vocab == 3 ? 9 : 72}, dtype, "dy");
+      const Tensor ids = make_ids(v), dy = random_tensor({ids.numel(), vocab == 3 ? 9 : 72}, dtype, "dy");
       for (const DType to : {dtype, DType::float32}) {
         if (to == DType::float32 && dtype == DType::float64) continue;
         Tensor here = dy.make({vocab, dy.dim(1)}, to), there = here.to(arena);
         embedding_backward(here, dy, ids);
         embedding_backward(there, dy.to(arena), ids.to(arena));
-        EXPECT_TRUE(same_bits(there, here));
+        EXPECT_TRUE(bitwise_equal(there, here));
       }
     }
 }
 
 TEST_F(StructuredGpu, NextWaitReportsInvalidIndices) {
-  const Tensor table = drawn({50, 8}, DType::float32, "table"), there = table.to(arena);
+  const Tensor table = random_tensor({50, 8}, DType::float32, "table"), there = table.to(arena);
   const Tensor ids = make_ids({1, 2, 70000, 3, -4});
   const std::string expected = error_message([&] { embedding(ids, table); });
   EXPECT_EQ(expected, "[embedding] id 70000 at position 2 is outside [0, 50)");
@@ -166,7 +166,7 @@ TEST_F(StructuredGpu, NextWaitReportsInvalidIndices) {
   embedding_backward(gradient, rows, ids.to(arena));
   EXPECT_EQ(error_message([&] { gradient.to_vector<float>(); }), expected);
 
-  const Tensor logits = drawn({4, 10}, DType::float32, "logits"), targets = make_ids({1, -1, 10, -2});
+  const Tensor logits = random_tensor({4, 10}, DType::float32, "logits"), targets = make_ids({1, -1, 10, -2});
   const std::string outside = error_message([&] { cross_entropy(logits, targets); });
   EXPECT_EQ(outside, "[cross_entropy] target 10 of row 2 is outside [0, 10)");
   EXPECT_EQ(
@@ -175,11 +175,12 @@ TEST_F(StructuredGpu, NextWaitReportsInvalidIndices) {
   EXPECT_EQ(error_message([&] { targets_on_device(logits.to(arena), targets, 10); }), outside);
   // More tables than slots for index checks.
   for (int64_t vocab = 1; vocab < 200; ++vocab)
-    embedding(make_ids({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
-  EXPECT_EQ(error_message([&] {
-              embedding(make_ids({199}).to(arena), drawn({199, 2}, DType::float32, "t").to(arena)).to_vector<float>();
-            }),
-            "[embedding] id 199 at position 0 is outside [0, 199)");
+    embedding(make_ids({0}).to(arena), random_tensor({vocab, 2}, DType::float32, "t").to(arena));
+  EXPECT_EQ(
+      error_message([&] {
+        embedding(make_ids({199}).to(arena), random_tensor({199, 2}, DType::float32, "t").to(arena)).to_vector<float>();
+      }),
+      "[embedding] id 199 at position 0 is outside [0, 199)");
 }
 
 TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
@@ -189,7 +190,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
       std::vector<int32_t> v = random_ids(70, vocab, "targets");
       v[3] = v[69] = -1;
       const Tensor targets = make_ids(v), on_gpu = targets.to(arena),
-                   logits = drawn({70, vocab}, dtype, "logits", -9, 9);
+                   logits = random_tensor({70, vocab}, dtype, "logits", -9, 9);
       const CrossEntropy here = cross_entropy(logits, targets), there = cross_entropy(logits.to(arena), on_gpu);
       const double near = dtype == DType::float64 ? 1e-14 : 1e-6;
       EXPECT_EQ(there.count, 68);
@@ -210,7 +211,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
       EXPECT_NEAR(joined.loss_sum, here.loss_sum, near * here.loss_sum);
       for (size_t i = 0; i < 2; ++i) {
         const Tensor mine = cross_entropy_backward(parts[i].clone(), on_gpu, there.lse, 0.25, at[i]);
-        EXPECT_TRUE(same_bits(mine, full.narrow(1, at[i].first, mine.dim(1))));
+        EXPECT_TRUE(bitwise_equal(mine, full.narrow(1, at[i].first, mine.dim(1))));
       }
     }
 }
@@ -223,18 +224,19 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceMatchesTwoPassesBitwise) {
         SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
         std::vector<int32_t> v = random_ids(9, vocab, "targets");
         v[3] = -1;
-        const Tensor targets = make_ids(v).to(where), logits = drawn({9, vocab}, dtype, "logits", -9, 9).to(where);
+        const Tensor targets = make_ids(v).to(where),
+                     logits = random_tensor({9, vocab}, dtype, "logits", -9, 9).to(where);
         Tensor x = logits.clone();
         const CrossEntropy apart = cross_entropy(logits, targets), both = cross_entropy_in_place(x, targets, 0.25);
         EXPECT_TRUE(double(both.loss_sum) == double(apart.loss_sum) && double(both.count) == double(apart.count));
-        EXPECT_TRUE(same_bits(both.lse, apart.lse));
+        EXPECT_TRUE(bitwise_equal(both.lse, apart.lse));
         const Tensor dx = cross_entropy_backward(logits.clone(), targets, apart.lse, 0.25);
-        EXPECT_TRUE(same_bits(x, dx));
+        EXPECT_TRUE(bitwise_equal(x, dx));
         Tensor factor = Tensor::empty({}, DType::float64, where);
         for (const double by : {1.0, 0.5}) {
           factor.fill(by);
           scale_rows_(x, factor);
-          EXPECT_TRUE(same_bits(x, scale(dx, by))) << by;
+          EXPECT_TRUE(bitwise_equal(x, scale(dx, by))) << by;
         }
       }
 }
@@ -242,7 +244,7 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceMatchesTwoPassesBitwise) {
 // Losses are summed in blocks of 4096 rows; and a row with masked logits.
 TEST_F(StructuredGpu, LossesOfManyRowsAreSummedInBlocks) {
   const std::vector<int32_t> v = random_ids(9001, 3, "targets");
-  const Tensor logits = drawn({9001, 3}, DType::float32, "logits").to(arena), targets = make_ids(v).to(arena);
+  const Tensor logits = random_tensor({9001, 3}, DType::float32, "logits").to(arena), targets = make_ids(v).to(arena);
   const CrossEntropy all = cross_entropy(logits, targets);
   double parts = 0;
   for (const int64_t first : {0, 4096, 8192}) {
@@ -251,7 +253,7 @@ TEST_F(StructuredGpu, LossesOfManyRowsAreSummedInBlocks) {
   }
   EXPECT_EQ(all.loss_sum, parts);
   EXPECT_EQ(all.count, 9001);
-  Tensor masked = drawn({1, 3000}, DType::bfloat16, "m");
+  Tensor masked = random_tensor({1, 3000}, DType::bfloat16, "m");
   masked.narrow(1, 0, 2500).fill(-std::numeric_limits<double>::infinity());
   EXPECT_NEAR(cross_entropy(masked.to(arena), make_ids({2700}).to(arena)).loss_sum,
               cross_entropy(masked.narrow(1, 2500, 500), make_ids({200})).loss_sum, 1e-5);
@@ -262,7 +264,7 @@ TEST_F(StructuredGpu, DropoutMasksMatchCpu) {
     for (const int64_t c : {1, 6, 8, 20, 64}) {
       const std::vector<int64_t> positions = {7, 0, 3, 9, 2};
       for (const int64_t first_channel : {0, 3, 4}) {
-        const Tensor x = drawn({2, 5, c}, dtype, "x");
+        const Tensor x = random_tensor({2, 5, c}, dtype, "x");
         DropoutTile tile{.random = Philox(5),
                          .step = (uint64_t{1} << 40) + 9,
                          .first_sequence = 3,
@@ -271,7 +273,7 @@ TEST_F(StructuredGpu, DropoutMasksMatchCpu) {
                          .first_channel = first_channel,
                          .positions = {}};
         if (first_channel > 0) tile.positions = positions;
-        EXPECT_TRUE(same_bits(dropout(x.to(arena), 0.3, tile), dropout(x.clone(), 0.3, tile)))
+        EXPECT_TRUE(bitwise_equal(dropout(x.to(arena), 0.3, tile), dropout(x.clone(), 0.3, tile)))
             << to_string(dtype) << " " << c << " from " << first_channel;
       }
     }
@@ -280,8 +282,8 @@ TEST_F(StructuredGpu, DropoutMasksMatchCpu) {
 TEST_F(StructuredGpu, MergeAttentionMatchesCpu) {
   for (const DType dtype : test::floating(arena)) {
     if (dtype == DType::bfloat16) continue;
-    const AttentionResult a{drawn({2, 5, 3, 40}, dtype, "a"), drawn({2, 3, 5}, dtype, "la")},
-        b{drawn({2, 5, 3, 40}, dtype, "b"), drawn({2, 3, 5}, dtype, "lb")};
+    const AttentionResult a{random_tensor({2, 5, 3, 40}, dtype, "a"), random_tensor({2, 3, 5}, dtype, "la")},
+        b{random_tensor({2, 5, 3, 40}, dtype, "b"), random_tensor({2, 3, 5}, dtype, "lb")};
     Tensor wide = a.out.make({2, 5, 3, 50}).to(arena);
     const AttentionResult there{wide.narrow(3, 4, 40), a.lse.to(arena)}, other{b.out.to(arena), b.lse.to(arena)};
     Tensor(there.out).copy_from(a.out);
@@ -304,12 +306,12 @@ struct Routing {
 
 // Random routings with long sequences, many experts or given choices. Sometimes logits have few distinct values, so
 // that many are equal. `crowded`: the given choices come from different logits, and some are dropped.
-Routing random_routing(Draw& d, DType dtype, bool crowded) {
+Routing random_routing(Sampler& d, DType dtype, bool crowded) {
   const int64_t experts = crowded ? 5 : d.of<int64_t>({1, 2, 5, 8, 33, 64, 300, 2000}), sequences = d.between(1, 4),
                 length = crowded ? 40 : std::min<int64_t>(experts > 64 ? 5 : 300, d.of<int64_t>({1, 3, 40, 300})),
                 n = sequences * length;
   const double range = d.of({3.0, 0.01, 30.0});
-  Routing r{.logits = drawn({n, experts}, dtype, "logits" + std::to_string(d.between(0, 1000)), -range, range)};
+  Routing r{.logits = random_tensor({n, experts}, dtype, "logits" + std::to_string(d.between(0, 1000)), -range, range)};
   if (d.between(0, 2) == 0) r.logits = made({n, experts}, dtype, make_arena(), [&](size_t) { return d.between(0, 2); });
   r.options = {.per_token = d.between(1, crowded ? 2 : std::min<int64_t>(experts, 6)),
                .softmax_first = d.between(0, 1) == 1,
@@ -319,7 +321,7 @@ Routing random_routing(Draw& d, DType dtype, bool crowded) {
                .z = d.of({0.0, 0.1}),
                .tokens = d.of<int64_t>({0, 2 * length})};
   if (crowded || d.between(0, 2) == 0) {
-    const Tensor moved = drawn({n, experts}, dtype, "moved", -range, range);
+    const Tensor moved = random_tensor({n, experts}, dtype, "moved", -range, range);
     r.options.replayed = route(crowded || d.between(0, 1) == 0 ? moved : r.logits, r.options).chosen;
   }
   return r;
@@ -329,23 +331,23 @@ TEST_F(ExpertsGpu, RoutingMatchesCpu) {
   int64_t dropped = 0, elsewhere = 0;
   for (uint64_t trial = 0; trial < test::plans(40); ++trial)
     for (const DType dtype : test::floating(arena)) {
-      Draw d("routing", trial);
+      Sampler d("routing", trial);
       const Routing r = random_routing(d, dtype, trial == 0);
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe());
       const Routed here = route(r.logits, r.options), there = route(r.logits.to(arena), r.options);
       EXPECT_TRUE(
-          same_bits({there.chosen, there.place, there.of_sequences}, {here.chosen, here.place, here.of_sequences}));
+          bitwise_equal({there.chosen, there.place, there.of_sequences}, {here.chosen, here.place, here.of_sequences}));
       EXPECT_EQ(there.counts, here.counts);
       EXPECT_EQ(std::tuple(there.rows, there.dropped, there.elsewhere, there.margin),
                 std::tuple(here.rows, here.dropped, here.elsewhere, here.margin));
       if (dtype == DType::float64)  // exponentials come from the C library and from CUDA
         EXPECT_LT(test::farthest(there.weights, here.weights), 1e-14);
       else
-        EXPECT_TRUE(same_bits(there.weights, here.weights));
+        EXPECT_TRUE(bitwise_equal(there.weights, here.weights));
       dropped += here.dropped;
       elsewhere += here.elsewhere;
 
-      const Tensor dweights = drawn(here.weights.shape(), here.weights.dtype(), "dweights");
+      const Tensor dweights = random_tensor(here.weights.shape(), here.weights.dtype(), "dweights");
       const Tensor expected = route_backward(dweights, r.logits, here, r.options),
                    found = route_backward(dweights.to(arena), r.logits.to(arena), there, r.options);
       EXPECT_LT(apart(found, expected), bound(dtype));
@@ -362,14 +364,15 @@ TEST_F(ExpertsGpu, ChoicesAreValidForAnyLogits) {
   for (int64_t k = 1; k <= 4; ++k) {
     const Routed here = route(logits, {.per_token = k}), there = route(logits.to(arena), {.per_token = k});
     EXPECT_EQ(there.counts, here.counts);
-    EXPECT_TRUE(same_bits(there.chosen, here.chosen) && same_bits(there.place, here.place));
+    EXPECT_TRUE(bitwise_equal(there.chosen, here.chosen) && bitwise_equal(there.place, here.place));
   }
 }
 
 // The host waits for the row counts of the experts, and for nothing else.
 TEST_F(ExpertsGpu, HostWaitsOncePerLayer) {
-  const Tensor logits = drawn({64, 8}, DType::float32, "logits").to(arena),
-               x = drawn({64, 16}, DType::float32, "x").to(arena), w = drawn({16, 16}, DType::float32, "w").to(arena);
+  const Tensor logits = random_tensor({64, 8}, DType::float32, "logits").to(arena),
+               x = random_tensor({64, 16}, DType::float32, "x").to(arena),
+               w = random_tensor({16, 16}, DType::float32, "w").to(arena);
   const RouteOptions o{.per_token = 2, .sequences = 2, .capacity = 9, .balance = 1, .z = 1};
   const auto waits = [&]() -> int64_t {
     if constexpr (kWithCuda) return cuda::synchronizations(*arena);
@@ -394,30 +397,30 @@ TEST_F(ExpertsGpu, HostWaitsOncePerLayer) {
 TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial)
     for (const DType dtype : test::floating(arena)) {
-      Draw d("rows", trial);
+      Sampler d("rows", trial);
       const Routing r = random_routing(d, dtype, trial == 0);
       const int64_t n = r.logits.dim(0), c = d.of<int64_t>({1, 5, 8, 64, 300, 1100, 2304});
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe() + " " + std::to_string(c));
       const Routed here = route(r.logits, r.options);
       Routed there = here;
       there.place = here.place.to(arena);
-      const Tensor x = drawn({n, c}, dtype, "x"), rows = dispatch_rows(x, here);
-      EXPECT_TRUE(same_bits(dispatch_rows(x.to(arena), there), rows));
-      EXPECT_TRUE(same_bits(dispatch_rows_backward(rows.to(arena), there), dispatch_rows_backward(rows, here)));
+      const Tensor x = random_tensor({n, c}, dtype, "x"), rows = dispatch_rows(x, here);
+      EXPECT_TRUE(bitwise_equal(dispatch_rows(x.to(arena), there), rows));
+      EXPECT_TRUE(bitwise_equal(dispatch_rows_backward(rows.to(arena), there), dispatch_rows_backward(rows, here)));
       const Tensor w = here.weights, w_there = w.to(arena);
-      EXPECT_TRUE(same_bits(combine_rows(rows.to(arena), w_there, there), combine_rows(rows, w, here)));
+      EXPECT_TRUE(bitwise_equal(combine_rows(rows.to(arena), w_there, there), combine_rows(rows, w, here)));
       const CombineGrads expected = combine_rows_backward(x, rows, w, here),
                          found = combine_rows_backward(x.to(arena), rows.to(arena), w_there, there);
-      EXPECT_TRUE(same_bits(found.rows, expected.rows));
+      EXPECT_TRUE(bitwise_equal(found.rows, expected.rows));
       EXPECT_LT(apart(found.weights, expected.weights), dtype == DType::float64 ? 1e-13 : 1e-5);
     }
 }
 
-// Tensor cores accumulate bfloat16 products in groups of sixteen, so only a bound applies; other dtypes are bitwise
-// identical to the CPU.
+// Tensor cores accumulate bfloat16 in groups of sixteen, so only a bound applies; other dtypes are bitwise identical to
+// the CPU.
 void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
   if (dtype != DType::bfloat16)
-    EXPECT_TRUE(same_bits(found, expected));
+    EXPECT_TRUE(bitwise_equal(found, expected));
   else
     EXPECT_LT(apart(found, expected), bound(expected.dtype()));
 }
@@ -428,10 +431,10 @@ struct Sizes {
 };
 
 // Empty groups, single rows, partial tiles and several tiles; sometimes more groups than one launch supports.
-Sizes random_sizes(Draw& d) {
+Sizes random_sizes(Sampler& d) {
   const bool many = d.between(0, 5) == 0;
-  const int64_t unit = d.of<int64_t>({1, 8}), most = (many ? 30 : 150) / unit;
-  Sizes s{.rows = {}, .k = unit * d.between(1, most), .n = unit * d.between(1, most)};
+  const int64_t unit = d.of<int64_t>({1, 8}), max_factor = (many ? 30 : 150) / unit;
+  Sizes s{.rows = {}, .k = unit * d.between(1, max_factor), .n = unit * d.between(1, max_factor)};
   for (int64_t g = many ? d.between(190, 400) : d.between(1, 9); g > 0; --g)
     s.rows.push_back(d.between(0, 2) == 0 ? d.between(0, 1) : many ? d.between(0, 3) : d.between(0, 150));
   return s;
@@ -442,13 +445,13 @@ class RowsOfGroups {
  public:
   RowsOfGroups(const Sizes& s, DType dtype, const ArenaPtr& arena) : s_(s), dtype_(dtype), arena_(arena) {
     const int64_t rows = std::accumulate(s.rows.begin(), s.rows.end(), int64_t{0});
-    const Tensor longer = drawn({rows + 1, s.k}, dtype, "x");
+    const Tensor longer = random_tensor({rows + 1, s.k}, dtype, "x");
     x_ = longer.narrow(0, 1, rows);  // unaligned
     x_there_ = longer.to(arena).narrow(0, 1, rows);
-    dy_ = drawn({rows, s.n}, dtype, "dy");
+    dy_ = random_tensor({rows, s.n}, dtype, "dy");
     dy_there_ = dy_.to(arena);
     const auto all = std::ssize(s.rows);
-    const Tensor w = drawn({all * s.n, s.k}, dtype, "w"), w_there = w.to(arena);
+    const Tensor w = random_tensor({all * s.n, s.k}, dtype, "w"), w_there = w.to(arena);
     for (int64_t g = 0; g < all; ++g) {
       groups_.push_back({w.narrow(0, g * s.n, s.n), s.rows[static_cast<size_t>(g)]});
       there_.push_back({w_there.narrow(0, g * s.n, s.n), groups_.back().rows});
@@ -463,9 +466,9 @@ class RowsOfGroups {
     for (size_t g = 0; g < std::min<size_t>(9, there_.size()); ++g) {
       const int64_t m = s_.rows[g];
       const std::vector<GemmGroup> alone{there_[g]};
-      EXPECT_TRUE(same_bits({grouped_linear(x_there_.narrow(0, at, m), alone),
-                             grouped_linear_input_grad(dy_there_.narrow(0, at, m), alone)},
-                            {y.narrow(0, at, m), dx.narrow(0, at, m)}));
+      EXPECT_TRUE(bitwise_equal({grouped_linear(x_there_.narrow(0, at, m), alone),
+                                 grouped_linear_input_grad(dy_there_.narrow(0, at, m), alone)},
+                                {y.narrow(0, at, m), dx.narrow(0, at, m)}));
       at += m;
     }
   }
@@ -492,7 +495,7 @@ class RowsOfGroups {
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
       expect_product(there[g].w, here[g].w, dtype_);
-      EXPECT_TRUE(s_.rows[g] > 0 || same_bits(there[g].w, Tensor::zeros({s_.n, s_.k}, to, x_.arena())));
+      EXPECT_TRUE(s_.rows[g] > 0 || bitwise_equal(there[g].w, Tensor::zeros({s_.n, s_.k}, to, x_.arena())));
       sums[g].w = there[g].w.clone();
       sums[g].adds = g % 2 == 0;
     }
@@ -501,7 +504,7 @@ class RowsOfGroups {
       if (!here[g].w.defined()) continue;
       Tensor expected = there[g].w.clone();
       if (sums[g].adds) add_(expected, there[g].w);
-      EXPECT_TRUE(same_bits(sums[g].w, expected)) << g;
+      EXPECT_TRUE(bitwise_equal(sums[g].w, expected)) << g;
     }
   }
 
@@ -517,7 +520,7 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
                             {{3}, 200, 72},      {{130}, 96, 40}, {{17}, 8, 264}, {{257, 0, 0, 1}, 24, 136},
                             {{0, 0, 9}, 300, 7}, {{0, 0}, 8, 8}};
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
-    Draw d("products", trial);
+    Sampler d("products", trial);
     all.push_back(random_sizes(d));
   }
   for (const Sizes& s : all)
@@ -533,18 +536,19 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
 TEST_F(ExpertsGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;
-    const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),
-                 dy = drawn({m, k}, dtype, "dy").to(arena), back = drawn({k, n}, dtype, "back").to(arena);
+    const Tensor x = random_tensor({m, k}, dtype, "x").to(arena), w = random_tensor({n, k}, dtype, "w").to(arena),
+                 dy = random_tensor({m, k}, dtype, "dy").to(arena),
+                 back = random_tensor({k, n}, dtype, "back").to(arena);
     const std::vector<GemmGroup> once{{w, m}}, twice{{w, 70}, {w, m - 70}};
     const Tensor y = grouped_linear(x, once), dx = grouped_linear_input_grad(dy, {{back, m}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {m - 1, 1}, {13, 50}, {61, 70}, {20, 0}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(first));
-      EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
-      EXPECT_TRUE(same_bits(grouped_linear_input_grad(dy.narrow(0, first, count), {{back, count}}),
-                            dx.narrow(0, first, count)));
+      EXPECT_TRUE(bitwise_equal(grouped_linear(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
+      EXPECT_TRUE(bitwise_equal(grouped_linear_input_grad(dy.narrow(0, first, count), {{back, count}}),
+                                dx.narrow(0, first, count)));
     }
-    EXPECT_TRUE(same_bits(grouped_linear(x, once), y));
-    EXPECT_TRUE(same_bits(grouped_linear(x, twice), y));
+    EXPECT_TRUE(bitwise_equal(grouped_linear(x, once), y));
+    EXPECT_TRUE(bitwise_equal(grouped_linear(x, twice), y));
   }
 }
 

@@ -32,13 +32,13 @@ using TensorsGpu = test::OnGpu;
 
 TEST_F(TensorsGpu, RoundTripPreservesValues) {
   for (const DType dtype : test::floating(arena)) {
-    const Tensor here = drawn({5, 7, 3}, dtype, "a"), there = here.to(arena);
+    const Tensor here = random_tensor({5, 7, 3}, dtype, "a"), there = here.to(arena);
     EXPECT_EQ(there.device(), Device::cuda);
     const Tensor turned = here.transpose(0, 2);
-    EXPECT_TRUE(same_bits({there, turned.to(arena), there.transpose(0, 2)}, {here, turned, turned}));
+    EXPECT_TRUE(bitwise_equal({there, turned.to(arena), there.transpose(0, 2)}, {here, turned, turned}));
     const Tensor part = there.clone(), expected = here.clone();
     for (const Tensor& t : {part, expected}) t.narrow(1, 2, 3).copy_from(here.narrow(1, 4, 3));
-    EXPECT_TRUE(same_bits(part, expected));
+    EXPECT_TRUE(bitwise_equal(part, expected));
   }
   EXPECT_EQ(arena->usage(Category::activations).live, 0);
 }
@@ -46,8 +46,8 @@ TEST_F(TensorsGpu, RoundTripPreservesValues) {
 TEST_F(TensorsGpu, ConvertFillAndBroadcastMatchCpu) {
   for (const DType from : test::floating(arena))
     for (const DType to : {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64}) {
-      const Tensor here = drawn({33, 5}, from, "b", -100, 100);
-      EXPECT_TRUE(same_bits(here.to(arena).to(to), here.to(to))) << to_string(from) << " to " << to_string(to);
+      const Tensor here = random_tensor({33, 5}, from, "b", -100, 100);
+      EXPECT_TRUE(bitwise_equal(here.to(arena).to(to), here.to(to))) << to_string(from) << " to " << to_string(to);
     }
   const auto results = [](const Tensor& row) {
     Tensor copied = row.make({4, 9}, DType::bfloat16), filled = copied.clone();
@@ -55,15 +55,15 @@ TEST_F(TensorsGpu, ConvertFillAndBroadcastMatchCpu) {
     filled.fill(0.7);
     return std::vector<Tensor>{copied, filled};
   };
-  const Tensor row = drawn({9}, DType::float32, "row");
-  EXPECT_TRUE(same_bits(results(row.to(arena)), results(row)));
+  const Tensor row = random_tensor({9}, DType::float32, "row");
+  EXPECT_TRUE(bitwise_equal(results(row.to(arena)), results(row)));
 }
 
 TEST_F(TensorsGpu, RejectHostAccess) {
-  const Tensor there = drawn({3}, DType::float32, "c").to(arena);
+  const Tensor there = random_tensor({3}, DType::float32, "c").to(arena);
   EXPECT_THROW(there.data<float>(), Error);
   EXPECT_EQ(there.to_vector<float>().size(), 3u);
-  EXPECT_THROW(drawn({3}, DType::float32, "c").device_data<float>(), Error);
+  EXPECT_THROW(random_tensor({3}, DType::float32, "c").device_data<float>(), Error);
 }
 
 // Bitwise identical to the CPU, except float64 functions and log, which the C library and CUDA compute differently.
@@ -73,25 +73,25 @@ TEST_F(TensorsGpu, UnaryOpsMatchCpuBitwise) {
       for (const Shape& shape : {Shape{1}, Shape{1031}, Shape{17, 9}}) {
         SCOPED_TRACE(std::string(Op::name) + " " + std::string(to_string(dtype)) + " " + shape.str());
         const DType wide = accum_dtype(dtype);
-        const Tensor x = drawn(shape, dtype, "x", Op::low, Op::high), dy = drawn(shape, dtype, "dy");
-        const std::vector<double> at = numbers(x);
+        const Tensor x = random_tensor(shape, dtype, "x", Op::low, Op::high), dy = random_tensor(shape, dtype, "dy");
+        const std::vector<double> at = host_values(x);
         const Tensor there = unary<Op>(x.to(arena));
         test::expect_near(there, unary<Op>(x), wide, [&](size_t i) { return test::near_op<Op>(at[i], wide).f; });
         test::expect_near_gradient<Op>(unary_backward<Op>(dy.to(arena), x.to(arena)), unary_backward<Op>(dy, x), dy, x);
         const Tensor turned = unary<Op>(x.to(arena).transpose(0, shape.ndim() - 1));
-        EXPECT_TRUE(same_bits(turned, there.transpose(0, shape.ndim() - 1)));
+        EXPECT_TRUE(bitwise_equal(turned, there.transpose(0, shape.ndim() - 1)));
       }
   });
 }
 
 // A build may omit float64 kernels, but retains the copies, sums and additions that losses require.
 TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportReason) {
-  const Tensor x = drawn({40}, DType::float64, "x"), there = x.to(arena);
-  EXPECT_TRUE(same_bits(sum(there), sum(x)));
-  EXPECT_TRUE(same_bits(binary<Add>(there, there), binary<Add>(x, x)));
-  EXPECT_TRUE(same_bits(there.to(DType::bfloat16), x.to(DType::bfloat16)));
+  const Tensor x = random_tensor({40}, DType::float64, "x"), there = x.to(arena);
+  EXPECT_TRUE(bitwise_equal(sum(there), sum(x)));
+  EXPECT_TRUE(bitwise_equal(binary<Add>(there, there), binary<Add>(x, x)));
+  EXPECT_TRUE(bitwise_equal(there.to(DType::bfloat16), x.to(DType::bfloat16)));
   if (test::no_float64().empty()) {
-    EXPECT_TRUE(same_bits(unary<Relu>(there), unary<Relu>(x)));
+    EXPECT_TRUE(bitwise_equal(unary<Relu>(there), unary<Relu>(x)));
     return;
   }
   EXPECT_EQ(error_message([&] { unary<Relu>(there); }),
@@ -115,9 +115,9 @@ TEST(MathTolerance, CoversErrorsOfBothLibraries) {
 TEST_F(TensorsGpu, BinaryOpsMatchCpuBitwise) {
   BinaryOps::for_each([&]<class Op>(Op) {
     for (const DType dtype : test::floating(arena)) {
-      const Tensor a = drawn({6, 1, 11}, dtype, "a", Op::low, Op::high);
-      const Tensor b = drawn({4, 11}, dtype, "b", Op::low, Op::high);
-      EXPECT_TRUE(same_bits(binary<Op>(a.to(arena), b.to(arena)), binary<Op>(a, b))) << Op::name;
+      const Tensor a = random_tensor({6, 1, 11}, dtype, "a", Op::low, Op::high);
+      const Tensor b = random_tensor({4, 11}, dtype, "b", Op::low, Op::high);
+      EXPECT_TRUE(bitwise_equal(binary<Op>(a.to(arena), b.to(arena)), binary<Op>(a, b))) << Op::name;
     }
   });
 }
@@ -132,16 +132,17 @@ TEST_F(TensorsGpu, SlicesAndBroadcastRowsMatchCpuBitwise) {
     const DType dtype = dtypes[i % dtypes.size()];
     const int64_t batch = choose({1, 2, 5}), rows = choose({1, 3, 4}), columns = choose({4, 7, 8, 16, 40}),
                   more = choose({0, 1, 2, 8, 16}), first = choose({0, more / 2, more});
-    const Tensor a = drawn({batch, rows, columns + more}, dtype, "a"), b = drawn({rows, columns + more}, dtype, "b"),
-                 c = drawn({columns}, dtype, "c");
-    const auto piece = [&](const Tensor& t) { return t.narrow(t.shape().ndim() - 1, first, columns); };
-    SCOPED_TRACE(piece(a).describe() + " from " + std::to_string(first) + " of " + std::to_string(columns + more));
+    const Tensor a = random_tensor({batch, rows, columns + more}, dtype, "a"),
+                 b = random_tensor({rows, columns + more}, dtype, "b"), c = random_tensor({columns}, dtype, "c");
+    const auto columns_view = [&](const Tensor& t) { return t.narrow(t.shape().ndim() - 1, first, columns); };
+    SCOPED_TRACE(columns_view(a).describe() + " from " + std::to_string(first) + " of " +
+                 std::to_string(columns + more));
     const auto results = [&](const Tensor& x, const Tensor& y, const Tensor& z) {
       const Tensor into = x.clone();
-      piece(into).copy_from(piece(y));
-      return std::vector<Tensor>{binary<Add>(piece(x), piece(y)), binary<Add>(piece(x), z), into};
+      columns_view(into).copy_from(columns_view(y));
+      return std::vector<Tensor>{binary<Add>(columns_view(x), columns_view(y)), binary<Add>(columns_view(x), z), into};
     };
-    EXPECT_TRUE(same_bits(results(a.to(arena), b.to(arena), c.to(arena)), results(a, b, c)));
+    EXPECT_TRUE(bitwise_equal(results(a.to(arena), b.to(arena), c.to(arena)), results(a, b, c)));
   }
 }
 
@@ -155,8 +156,8 @@ TEST_F(TensorsGpu, InPlaceSumsMatchCpuBitwise) {
         scale_(scaled, 1.7);
         return std::vector<Tensor>{sum, scaled};
       };
-      const Tensor x = drawn({3, 129}, dtype, "x"), y = drawn({129}, other, "y");
-      EXPECT_TRUE(same_bits(results(x.to(arena), y.to(arena)), results(x, y)));
+      const Tensor x = random_tensor({3, 129}, dtype, "x"), y = random_tensor({129}, other, "y");
+      EXPECT_TRUE(bitwise_equal(results(x.to(arena), y.to(arena)), results(x, y)));
     }
 }
 
@@ -171,9 +172,9 @@ TEST_F(RotarySwigluGpu, SwigluMatchesCpuBitwise) {
          {Shape{3, 7}, Shape{2, 5, 8}, Shape{70, 24}, Shape{1, 1001}, Shape{9, 4096}, Shape{0, 8}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
       const DType wide = accum_dtype(dtype);
-      const Tensor x = drawn(shape.with_last(2 * shape[shape.ndim() - 1]), dtype, "x", -9, 9), there = x.to(arena),
-                   dy = drawn(shape, dtype, "dy");
-      const std::vector<double> in = numbers(x), up = numbers(dy);
+      const Tensor x = random_tensor(shape.with_last(2 * shape[shape.ndim() - 1]), dtype, "x", -9, 9),
+                   there = x.to(arena), dy = random_tensor(shape, dtype, "dy");
+      const std::vector<double> in = host_values(x), up = host_values(dy);
       const auto n = static_cast<size_t>(shape[shape.ndim() - 1]);
       const auto known = [&](double v) { return test::Near{v, 0, test::machine_epsilon(wide)}; };
       const auto silu = [&](size_t row, size_t j) { return test::near_op<Silu>(in[2 * row * n + j], wide); };
@@ -203,18 +204,18 @@ TEST_F(RotarySwigluGpu, RopeMatchesCpuBitwise) {
         SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(heads) + " heads of " + std::to_string(d));
         const Tensor table = rotary_table({}, 41, d, accum_dtype(dtype), make_arena());
         RopeArgs turn{.heads = heads, .table = table, .first = 9, .back = back};
-        for (int way = 0; way < 3; ++way) {
-          if (way > 0) turn.positions = way == 1 ? positions : each;
+        for (int variant = 0; variant < 3; ++variant) {
+          if (variant > 0) turn.positions = variant == 1 ? positions : each;
           RopeArgs there = turn;
           there.table = turn.table.to(arena);
-          if (way > 0) there.positions = turn.positions.to(arena);
-          const Tensor x = drawn({2, kTokens, heads * d + more}, dtype, "x"), kept = x.to(arena);
+          if (variant > 0) there.positions = turn.positions.to(arena);
+          const Tensor x = random_tensor({2, kTokens, heads * d + more}, dtype, "x"), original = x.to(arena);
           const Tensor expected = rotate(x.clone(), turn);
-          Tensor own = kept.clone();
+          Tensor own = original.clone();
           const void* const place = own.address();
-          const Tensor turned = rotate(std::move(own), there), other = rotate(Tensor(kept), there);
+          const Tensor turned = rotate(std::move(own), there), other = rotate(Tensor(original), there);
           EXPECT_EQ(turned.address(), place);
-          EXPECT_TRUE(same_bits(turned, expected) && same_bits(other, expected) && same_bits(kept, x));
+          EXPECT_TRUE(bitwise_equal(turned, expected) && bitwise_equal(other, expected) && bitwise_equal(original, x));
         }
       }
 }
@@ -302,12 +303,12 @@ TEST_F(GraphGpu, RejectsHostReadsDuringCapture) {
         x.fill(8);
         f();
       };
-      const std::string words = error_message([&] { const cuda::Graph graph(arena, work); });
+      const std::string message = error_message([&] { const cuda::Graph graph(arena, work); });
       EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1.0f));
       const cuda::Graph next(arena, [&] { x.fill(5); });
       next.launch();
       EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 5.0f));
-      return words;
+      return message;
     };
     Tensor::empty({1000}, DType::float32, arena);  // free memory for allocations during capture
     const DeviceScalar late(x.narrow(0, 0, 1).to(DType::float64));
@@ -345,7 +346,7 @@ TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
 // Equal requests from the same layout receive the same addresses; a fixed arena uses only existing memory.
 TEST(Arena, EqualLayoutsReturnEqualAddresses) {
   const ArenaPtr memory = make_arena();
-  const Tensor kept = Tensor::empty({100}, DType::float32, memory);
+  const Tensor original = Tensor::empty({100}, DType::float32, memory);
   const auto addresses = [&] {
     const Tensor a = Tensor::empty({1000}, DType::float32, memory), b = Tensor::empty({50}, DType::float32, memory);
     return std::vector<const std::byte*>{a.raw(), b.raw()};

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using test::numbers;
+using test::host_values;
 
 using cpu::InstructionSet;
 
@@ -36,8 +36,8 @@ class FewRows : public test::OneThread {
 };
 
 void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const Tensor& bias) {
-  const std::vector<double> y = numbers(out), x = numbers(a), v = numbers(w);
-  const std::vector<double> added = bias.defined() ? numbers(bias) : std::vector<double>();
+  const std::vector<double> y = host_values(out), x = host_values(a), v = host_values(w);
+  const std::vector<double> added = bias.defined() ? host_values(bias) : std::vector<double>();
   const auto n = static_cast<size_t>(w.dim(0)), k = static_cast<size_t>(w.dim(1));
   const double unit = out.dtype() == DType::float32 ? 1e-6 : 1.0 / 256;
   for (size_t i = 0; i < y.size(); ++i) {
@@ -54,15 +54,16 @@ void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const T
 TEST_F(FewRows, AllPathsMatchFloat64AndEachOtherBitwise) {
   const Philox shapes = Philox::named(5, "shapes");
   for (uint64_t round = 0; round < 60; ++round) {
-    const auto draw = [&](int64_t low, int64_t high, uint64_t step) {
+    const auto sample = [&](int64_t low, int64_t high, uint64_t step) {
       return low + static_cast<int64_t>(shapes.below(static_cast<uint64_t>(high - low + 1), round, step));
     };
-    const int64_t m = draw(1, 8, 0), n = draw(1, 150, 1), k = round % 4 == 0 ? draw(1, 20, 2) : draw(16, 300, 2);
-    const DType dtype = draw(0, 1, 3) ? DType::bfloat16 : DType::float32;
-    const DType wanted = draw(0, 1, 4) ? dtype : DType::float32;
+    const int64_t m = sample(1, 8, 0), n = sample(1, 150, 1),
+                  k = round % 4 == 0 ? sample(1, 20, 2) : sample(16, 300, 2);
+    const DType dtype = sample(0, 1, 3) ? DType::bfloat16 : DType::float32;
+    const DType wanted = sample(0, 1, 4) ? dtype : DType::float32;
     SCOPED_TRACE(testing::Message() << "(" << m << ", " << k << ") x (" << k << ", " << n << ") round " << round);
     const Tensor a = random(m, k, dtype, 3 * round), w = random(n, k, dtype, 3 * round + 1);
-    const Tensor bias = draw(0, 1, 5) ? random(1, n, wanted, 3 * round + 2).contiguous().reshape({n}) : Tensor();
+    const Tensor bias = sample(0, 1, 5) ? random(1, n, wanted, 3 * round + 2).contiguous().reshape({n}) : Tensor();
     ASSERT_TRUE(cpu::few_rows_supports(a, w.transpose(0, 1)));
     Tensor first = Tensor::empty({m, n}, wanted, arena_);
     cpu::set_threads(1);
@@ -76,14 +77,16 @@ TEST_F(FewRows, AllPathsMatchFloat64AndEachOtherBitwise) {
         wide.fill(7);
         Tensor again = wide.narrow(0, 0, m).narrow(1, 2, n);
         cpu::few_rows_matmul(again, a, w.transpose(0, 1), bias, isa);
-        EXPECT_EQ(numbers(again), numbers(first)) << "instruction set " << static_cast<int>(isa) << ", " << team;
+        EXPECT_EQ(host_values(again), host_values(first))
+            << "instruction set " << static_cast<int>(isa) << ", " << team;
         again.fill(7);
-        EXPECT_EQ(numbers(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7)) << "written out of bounds";
+        EXPECT_EQ(host_values(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7))
+            << "written out of bounds";
       }
-    const int64_t row = draw(0, m - 1, 6);
+    const int64_t row = sample(0, m - 1, 6);
     Tensor alone = Tensor::empty({1, n}, wanted, arena_);
     cpu::few_rows_matmul(alone, a.narrow(0, row, 1), w.transpose(0, 1), bias);
-    EXPECT_EQ(numbers(alone), numbers(first.narrow(0, row, 1))) << "a single row";
+    EXPECT_EQ(host_values(alone), host_values(first.narrow(0, row, 1))) << "a single row";
   }
 }
 
@@ -99,9 +102,9 @@ class AmxMatmul : public test::OneThread {
 
   // (rows, cols), column-major if `turned`.
   Tensor random(int64_t rows, int64_t cols, bool turned, uint64_t seed) {
-    const Philox numbers = Philox::named(seed, "amx");
+    const Philox random = Philox::named(seed, "amx");
     const Tensor t = test::made(turned ? Shape{cols, rows} : Shape{rows, cols}, DType::bfloat16, arena_,
-                                [&](size_t i) { return 2 * numbers.uniform(i) - 1; });
+                                [&](size_t i) { return 2 * random.uniform(i) - 1; });
     return turned ? t.transpose(0, 1) : t;
   }
 
@@ -111,15 +114,16 @@ class AmxMatmul : public test::OneThread {
 TEST_F(AmxMatmul, MatchesReferenceForEveryShapeAndLayout) {
   const Philox random_shape = Philox::named(3, "shapes");
   for (uint64_t round = 0; round < 40; ++round) {
-    const auto draw = [&](uint64_t low, uint64_t high, uint64_t step) {
+    const auto sample = [&](uint64_t low, uint64_t high, uint64_t step) {
       return static_cast<int64_t>(low + random_shape.below(high - low + 1, round, step));
     };
-    const int64_t m = draw(32, 150, 0), n = draw(16, 150, 1),
-                  k = round % 5 == 0 ? draw(1000, 2100, 2) : draw(16, 200, 2);
+    const int64_t m = sample(32, 150, 0), n = sample(16, 150, 1),
+                  k = round % 5 == 0 ? sample(1000, 2100, 2) : sample(16, 200, 2);
     SCOPED_TRACE(testing::Message() << "(" << m << ", " << k << ") x (" << k << ", " << n << ") round " << round);
-    const Tensor a = random(m, k, draw(0, 1, 3) == 1, 2 * round), b = random(k, n, draw(0, 1, 4) == 1, 2 * round + 1);
-    const DType wanted = draw(0, 1, 5) == 1 ? DType::float32 : DType::bfloat16;
-    const Tensor bias = draw(0, 1, 6) == 1 ? random(1, n, false, 99).reshape({n}) : Tensor();
+    const Tensor a = random(m, k, sample(0, 1, 3) == 1, 2 * round),
+                 b = random(k, n, sample(0, 1, 4) == 1, 2 * round + 1);
+    const DType wanted = sample(0, 1, 5) == 1 ? DType::float32 : DType::bfloat16;
+    const Tensor bias = sample(0, 1, 6) == 1 ? random(1, n, false, 99).reshape({n}) : Tensor();
     std::vector<double> one;
     for (const int team : {1, 2, 3}) {
       cpu::set_threads(team);
@@ -127,9 +131,9 @@ TEST_F(AmxMatmul, MatchesReferenceForEveryShapeAndLayout) {
       cpu::amx_matmul(out, a, b, bias, nullptr);
       if (team == 1) {
         expect_product(out, a, b.transpose(0, 1), bias);
-        one = numbers(out);
+        one = host_values(out);
       }
-      EXPECT_EQ(numbers(out), one) << "one thread and " << team;
+      EXPECT_EQ(host_values(out), one) << "one thread and " << team;
     }
   }
 }
@@ -158,7 +162,7 @@ TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
   Tensor out = full.narrow(0, 2, 33).narrow(1, 0, 17);
   cpu::amx_matmul(out, a, b, {}, nullptr);
   out.fill(7);
-  const std::vector<double> all = numbers(full);
+  const std::vector<double> all = host_values(full);
   for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], 7) << i / 40 << ", " << i % 40;
 }
 
@@ -172,7 +176,8 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
     const Tensor x = test::made({64, in}, DType::float32, arena, value);
     const Tensor dy = test::made({64, out}, DType::float32, arena, value);
     PackedWeights packs;
-    const std::vector<double> y = numbers(linear(x, w, {}, &packs)), dx = numbers(linear_input_grad(dy, w, &packs));
+    const std::vector<double> y = host_values(linear(x, w, {}, &packs)),
+                              dx = host_values(linear_input_grad(dy, w, &packs));
     ASSERT_EQ(packs.packs.size(), 2U);
     int copies = 0;
     for (const PackedWeights::Packed& p : packs.packs)
@@ -183,7 +188,7 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
     if (out == 256) {
       EXPECT_EQ(copies, 2);
     }
-    const std::vector<double> plain_y = numbers(linear(x, w, {})), plain_dx = numbers(linear_input_grad(dy, w));
+    const std::vector<double> plain_y = host_values(linear(x, w, {})), plain_dx = host_values(linear_input_grad(dy, w));
     for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], plain_y[i], 1e-4) << out << " x " << in;
     for (size_t i = 0; i < dx.size(); ++i) ASSERT_NEAR(dx[i], plain_dx[i], 1e-4) << out << " x " << in;
   }
@@ -198,8 +203,8 @@ using cpu::kTileBlock, cpu::kTileDepth, cpu::kTileElements, cpu::kTileRows;
 TEST(PairBlock, MatchesReference) {
   if (!cpu::has_pair_products()) GTEST_SKIP() << "this CPU has no AVX512_BF16";
   constexpr int64_t kTiles = 3, kInner = kTiles * kTileDepth;
-  const Philox numbers = Philox::named(1, "pairs");
-  const auto number = [&](int64_t i) { return bfloat16(2 * numbers.uniform(static_cast<uint64_t>(i)) - 1); };
+  const Philox random = Philox::named(1, "pairs");
+  const auto number = [&](int64_t i) { return bfloat16(2 * random.uniform(static_cast<uint64_t>(i)) - 1); };
   alignas(64) std::array<bfloat16, kTileBlock * kInner> rows, tiles;
   alignas(64) std::array<bfloat16, kInner * kTileBlock> columns;
   for (int64_t i = 0; i < kTileBlock; ++i)

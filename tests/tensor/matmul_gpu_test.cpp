@@ -31,9 +31,9 @@ using namespace test;
 
 using MatmulGpu = test::OnGpu;
 
-class Draw {
+class Sampler {
  public:
-  explicit Draw(uint64_t trial) : random_(Philox::named(trial, "products")) {}
+  explicit Sampler(uint64_t trial) : random_(Philox::named(trial, "products")) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(random_.below(static_cast<uint64_t>(n), at_++)); }
   template <class T>
   T choose(const std::vector<T>& list) {
@@ -70,19 +70,20 @@ class Draw {
 };
 
 // `most`: maximum error of out = a b + bias, relative to the rounding bound of the sum of magnitudes. `rounded_first`:
-// the error of an algorithm that rounds the product before adding the bias, which none may do.
+// the error of an algorithm that rounds the matmul before adding the bias, which none may do.
 struct Excess {
-  double most = 0, rounded_first = 0;
-  friend bool operator<=(const Excess& e, double limit) { return e.most <= limit; }
-  friend bool operator>(const Excess& e, double limit) { return e.most > limit; }
+  double max_error = 0, rounded_first = 0;
+  friend bool operator<=(const Excess& e, double limit) { return e.max_error <= limit; }
+  friend bool operator>(const Excess& e, double limit) { return e.max_error > limit; }
   friend std::ostream& operator<<(std::ostream& to, const Excess& e) {
-    return to << e.most << " (" << e.rounded_first << " if rounded before the bias is added)";
+    return to << e.max_error << " (" << e.rounded_first << " if rounded before the bias is added)";
   }
 };
 Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, double unit) {
   const int64_t m = out.dim(-2), n = out.dim(-1), k = a.dim(-1), batch = out.numel() / std::max<int64_t>(m * n, 1);
-  const std::vector<double> y = numbers(out), x = numbers(a), w = numbers(b);
-  const std::vector<double> plus = bias.defined() ? numbers(bias) : std::vector<double>(static_cast<size_t>(n), 0.0);
+  const std::vector<double> y = host_values(out), x = host_values(a), w = host_values(b);
+  const std::vector<double> plus =
+      bias.defined() ? host_values(bias) : std::vector<double>(static_cast<size_t>(n), 0.0);
   const double rounding = out.dtype() == DType::bfloat16 ? 0x1p-8 : out.dtype() == DType::float32 ? 0x1p-23 : 0x1p-52;
   Excess found;
   for (int64_t at = 0; at < batch * m * n; ++at) {
@@ -97,7 +98,7 @@ Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor&
     EXPECT_TRUE(std::isfinite(error));
     const double once = magnitude * unit * std::sqrt(static_cast<double>(k) + 1) + std::abs(sum) * rounding;
     const double first = std::abs(sum - plus[static_cast<size_t>(column)]) * rounding;
-    found = {std::max(found.most, error / once), std::max(found.rounded_first, error / (once + first))};
+    found = {std::max(found.max_error, error / once), std::max(found.rounded_first, error / (once + first))};
   }
   return found;
 }
@@ -105,51 +106,51 @@ double unit_roundoff(DType dtype) { return dtype == DType::float64 ? 0x1p-52 : 0
 
 TEST_F(MatmulGpu, MatchesFloat64) {
   for (uint64_t trial = 0; trial < 150; ++trial) {
-    Draw draw(trial);
-    const auto dtype = draw.choose<DType>({DType::float64, DType::float32, DType::bfloat16});
-    const auto size = [&] { return draw.choose<int64_t>({1, 2, 7, 8, 16, 33, 64, 96}); };
-    const int64_t m = size(), n = size(), k = size(), batch = draw.below(2) * draw.choose<int64_t>({1, 3});
-    const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
+    Sampler sample(trial);
+    const auto dtype = sample.choose<DType>({DType::float64, DType::float32, DType::bfloat16});
+    const auto size = [&] { return sample.choose<int64_t>({1, 2, 7, 8, 16, 33, 64, 96}); };
+    const int64_t m = size(), n = size(), k = size(), batch = sample.below(2) * sample.choose<int64_t>({1, 3});
+    const Tensor a = sample.matrix(batch, m, k, dtype, arena), b = sample.matrix(batch, k, n, dtype, arena);
     const Tensor out = matmul(a, b);
     EXPECT_EQ(out.device(), Device::cuda);
     EXPECT_EQ(out.dtype(), dtype);
     EXPECT_LE(excess(out, a, b, {}, unit_roundoff(dtype)), 1)
         << "trial " << trial << " " << a.describe() << b.describe();
-    EXPECT_TRUE(same_bits(matmul(a, b), out)) << "trial " << trial;
+    EXPECT_TRUE(bitwise_equal(matmul(a, b), out)) << "trial " << trial;
   }
 }
 
 TEST_F(MatmulGpu, WritesOnlyItsRowsAndColumns) {
   for (uint64_t trial = 0; trial < 30; ++trial) {
-    Draw draw(1000 + trial);
-    const auto dtype = draw.choose<DType>({DType::float32, DType::bfloat16});
-    const int64_t m = 1 + draw.below(40), n = 1 + draw.below(40), k = 1 + draw.below(40);
-    const Tensor a = draw.matrix(0, m, k, dtype, arena), b = draw.matrix(0, k, n, dtype, arena);
-    Tensor full = Tensor::empty({m + 3, n + 8}, draw.choose<DType>({DType::float32, dtype}), arena);
+    Sampler sample(1000 + trial);
+    const auto dtype = sample.choose<DType>({DType::float32, DType::bfloat16});
+    const int64_t m = 1 + sample.below(40), n = 1 + sample.below(40), k = 1 + sample.below(40);
+    const Tensor a = sample.matrix(0, m, k, dtype, arena), b = sample.matrix(0, k, n, dtype, arena);
+    Tensor full = Tensor::empty({m + 3, n + 8}, sample.choose<DType>({DType::float32, dtype}), arena);
     full.fill(7);
     Tensor out = full.narrow(0, 1, m).narrow(1, 4, n);
     matmul_into(out, a, b);
     EXPECT_LE(excess(out, a, b, {}, unit_roundoff(dtype)), 1) << "trial " << trial;
     out.fill(7);
-    for (const double x : numbers(full)) ASSERT_EQ(x, 7) << "trial " << trial;
+    for (const double x : host_values(full)) ASSERT_EQ(x, 7) << "trial " << trial;
   }
 }
 
 TEST_F(MatmulGpu, LinearLayersMatchFloat64ForwardAndBackward) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
-    Draw draw(2000 + trial);
-    const auto dtype = draw.choose(test::floating(arena));
-    const int64_t rows = 1 + draw.below(30), in = 1 + draw.below(40), out = 1 + draw.below(40);
-    const Tensor x = draw.normal({2, rows, in}, dtype, arena), w = draw.normal({out, in}, dtype, arena);
-    const Tensor bias = draw.below(2) ? draw.normal({out}, dtype, arena) : Tensor{};
-    const Tensor dy = draw.normal({2, rows, out}, dtype, arena);
+    Sampler sample(2000 + trial);
+    const auto dtype = sample.choose(test::floating(arena));
+    const int64_t rows = 1 + sample.below(30), in = 1 + sample.below(40), out = 1 + sample.below(40);
+    const Tensor x = sample.normal({2, rows, in}, dtype, arena), w = sample.normal({out, in}, dtype, arena);
+    const Tensor bias = sample.below(2) ? sample.normal({out}, dtype, arena) : Tensor{};
+    const Tensor dy = sample.normal({2, rows, out}, dtype, arena);
     SCOPED_TRACE("trial " + std::to_string(trial) + ", x " + x.describe() + ", w " + w.describe() +
                  (bias.defined() ? ", with a bias" : ""));
     PackedWeights packs;
     const double unit = unit_roundoff(dtype);
     EXPECT_LE(excess(linear(x, w, bias, &packs).flat_rows(), x.flat_rows(), w.transpose(0, 1), bias, unit), 1);
     EXPECT_LE(excess(linear_input_grad(dy, w, &packs).flat_rows(), dy.flat_rows(), w, {}, unit), 1);
-    Tensor dw = Tensor::empty(w.shape(), draw.choose<DType>({dtype, accum_dtype(dtype)}), arena);
+    Tensor dw = Tensor::empty(w.shape(), sample.choose<DType>({dtype, accum_dtype(dtype)}), arena);
     linear_weight_grad(dw, dy, x);
     EXPECT_LE(excess(dw, dy.flat_rows().transpose(0, 1), x.flat_rows(), {}, unit), 1);
     EXPECT_TRUE(packs.packs.empty());
@@ -162,29 +163,29 @@ TEST_F(MatmulGpu, EmptyInnerDimReturnsBias) {
     Tensor bias = Tensor::zeros({2}, DType::float32, arena), out = Tensor::zeros({3, 2}, DType::float32, arena);
     bias.fill(4);
     cuda::matmul(out, a, b, bias);
-    EXPECT_EQ(numbers(out), std::vector<double>(6, 4.0));
+    EXPECT_EQ(host_values(out), std::vector<double>(6, 4.0));
     matmul_into(out, a, b);
-    EXPECT_EQ(numbers(out), std::vector<double>(6, 0.0));
+    EXPECT_EQ(host_values(out), std::vector<double>(6, 0.0));
   }
 }
 
 TEST_F(MatmulGpu, ResultsAreBitwiseIdenticalOnAllRanks) {
-  Draw draw(1);
-  const Tensor a = draw.normal({70, 200}, DType::bfloat16, make_arena()),
-               b = draw.normal({200, 90}, a.dtype(), a.arena());
+  Sampler sample(1);
+  const Tensor a = sample.normal({70, 200}, DType::bfloat16, make_arena()),
+               b = sample.normal({200, 90}, a.dtype(), a.arena());
   const Tensor first = matmul(a.to(arena), b.to(arena));
   for (int rank = 0; rank < 3; ++rank)
     std::thread([&] {
       const ArenaPtr own = make_arena(Device::cuda);
-      EXPECT_TRUE(same_bits(matmul(a.to(own), b.to(own)), first));
+      EXPECT_TRUE(bitwise_equal(matmul(a.to(own), b.to(own)), first));
     }).join();
 }
 
 // At this size a GPU is faster with rounded operands; operands of small matmuls are never rounded, even if allowed.
 TEST_F(MatmulGpu, RoundsOperandsOnlyIfTf32IsAllowed) {
-  Draw draw(2);
-  const Tensor a = draw.normal({128, 1024}, DType::float32, arena),
-               b = draw.normal({1024, 1024}, DType::float32, arena);
+  Sampler sample(2);
+  const Tensor a = sample.normal({128, 1024}, DType::float32, arena),
+               b = sample.normal({1024, 1024}, DType::float32, arena);
   EXPECT_LE(excess(matmul(a, b), a, b, {}, 0x1p-23), 1);
   arena->local<cuda::Tf32>().allowed = true;
   const Tensor rounded = matmul(a, b);
@@ -200,12 +201,12 @@ TEST_F(MatmulGpu, PadsOperandsIfNoAlgorithmExists) {
     setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
     const auto& log = arena->local<KernelLog>();
     for (uint64_t trial = 0; trial < 60; ++trial) {
-      Draw draw(3000 + trial);
-      const auto dtype = draw.choose(test::floating(arena));
-      const int64_t m = 1 + draw.below(40), n = 1 + draw.below(70), k = 1 + draw.below(40);
-      const int64_t batch = draw.below(2) * draw.choose<int64_t>({1, 3});
-      const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
-      const Tensor bias = !batch && draw.below(2) ? draw.normal({n}, dtype, arena) : Tensor{};
+      Sampler sample(3000 + trial);
+      const auto dtype = sample.choose(test::floating(arena));
+      const int64_t m = 1 + sample.below(40), n = 1 + sample.below(70), k = 1 + sample.below(40);
+      const int64_t batch = sample.below(2) * sample.choose<int64_t>({1, 3});
+      const Tensor a = sample.matrix(batch, m, k, dtype, arena), b = sample.matrix(batch, k, n, dtype, arena);
+      const Tensor bias = !batch && sample.below(2) ? sample.normal({n}, dtype, arena) : Tensor{};
       const int64_t before = log.padded_products;
       Tensor out = a.make(batch ? Shape{batch, m, n} : Shape{m, n});
       cuda::matmul(out, a, b, bias);
@@ -215,8 +216,8 @@ TEST_F(MatmulGpu, PadsOperandsIfNoAlgorithmExists) {
         EXPECT_EQ(log.padded_products, before + (test::emulated() ? 1 : 0)) << n;
       }
     }
-    const Tensor odd = Draw(1).normal({8, 65}, DType::bfloat16, arena),
-                 w = Draw(2).normal({65, 65}, odd.dtype(), arena);
+    const Tensor odd = Sampler(1).normal({8, 65}, DType::bfloat16, arena),
+                 w = Sampler(2).normal({65, 65}, odd.dtype(), arena);
     EXPECT_EQ(cuda::matmul_gelu(odd.make({8, 65}), odd.make({8, 65}), odd, w, {}), false);
     unsetenv("TESSERA_EMULATED_ALIGNMENT");
   }
@@ -308,7 +309,7 @@ Tensor exactly(const Tensor& t) { return t.defined() ? t.on_host().to(DType::flo
 // Checks that each element differs from `exact` by at most `part` of its magnitude plus `rest` of the largest
 // magnitude.
 void expect_near(const Tensor& found, const Tensor& exact, double part, double rest, const std::string& what) {
-  const std::vector<double> a = numbers(found), b = numbers(exact);
+  const std::vector<double> a = host_values(found), b = host_values(exact);
   ASSERT_EQ(a.size(), b.size()) << what;
   double largest = 0;
   for (const double x : b) largest = std::max(largest, std::abs(x));
@@ -332,7 +333,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
                      b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
         const Activated forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
         EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
-        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the product before adding the bias
+        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the matmul before adding the bias
         expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
         const Tensor dy = normal(4, {2, rows, in}, dtype, arena), w = normal(5, {in, out}, dtype, arena),
                      h = normal(6, {2, rows, out}, dtype, arena);
@@ -394,8 +395,8 @@ TEST_F(LinearGeluGpu, ResultsAreBitwiseIndependentOfStridesAndAddresses) {
     const std::vector<Tensor> expected = all([](const Tensor& t) { return t.clone(); });
     // The float32 tensors here are also outputs, whose rows must be contiguous.
     for (const bool strided : {false, true})
-      EXPECT_TRUE(same_bits(all([&](const Tensor& t) { return otherwise(t, strided && t.dtype() != DType::float32); }),
-                            expected))
+      EXPECT_TRUE(bitwise_equal(
+          all([&](const Tensor& t) { return otherwise(t, strided && t.dtype() != DType::float32); }), expected))
           << strided << " " << out;
   }
 }

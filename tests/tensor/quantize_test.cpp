@@ -25,9 +25,9 @@
 namespace tessera {
 namespace {
 
-using test::Draw;
+using test::Sampler;
 
-std::vector<float> normals(Draw& d, int64_t count) {
+std::vector<float> normals(Sampler& d, int64_t count) {
   const Philox random = Philox::named(static_cast<uint64_t>(d.between(0, 1 << 30)), "weights");
   const auto small = [&](size_t i) { return 0.02 * random.normal(i); };
   return test::made({count}, DType::float32, make_arena(), small).to_vector<float>();
@@ -71,16 +71,17 @@ double nearest_value(std::span<const float> values, double x) {
 std::vector<double> nf4_reference(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {
-    double most = 0;
-    for (size_t i = b; i < std::min(b + 64, x.size()); ++i) most = std::max<double>(most, std::abs(x[i]));
-    scales.push_back(most);
+    double max_abs = 0;
+    for (size_t i = b; i < std::min(b + 64, x.size()); ++i) max_abs = std::max<double>(max_abs, std::abs(x[i]));
+    scales.push_back(max_abs);
   }
   const double mean = std::accumulate(scales.begin(), scales.end(), 0.0) / static_cast<double>(scales.size());
   std::vector<double> again;
   for (size_t b = 0, g = 0; b < scales.size(); g = ++b / 256 * 256) {
-    double most = 0;
-    for (size_t i = g; i < std::min(g + 256, scales.size()); ++i) most = std::max(most, std::abs(scales[i] - mean));
-    again.push_back(mean + most * (most > 0 ? nearest_value(dynamic_values(), (scales[b] - mean) / most) : 0));
+    double max_abs = 0;
+    for (size_t i = g; i < std::min(g + 256, scales.size()); ++i)
+      max_abs = std::max(max_abs, std::abs(scales[i] - mean));
+    again.push_back(mean + max_abs * (max_abs > 0 ? nearest_value(dynamic_values(), (scales[b] - mean) / max_abs) : 0));
   }
   for (size_t i = 0; i < x.size(); ++i)
     out.push_back(scales[i / 64] > 0 ? nearest_value(nf4_values(), x[i] / scales[i / 64]) * again[i / 64] : 0);
@@ -97,7 +98,7 @@ void expect_near(const std::vector<float>& found, const std::vector<double>& exp
 
 TEST(Quantize, Nf4MatchesReferenceEncoder) {
   for (uint64_t trial = 0; trial < 7; ++trial) {  // the last one exceeds the encoder's buffer
-    Draw d("nf4", trial);
+    Sampler d("nf4", trial);
     const int64_t rows = trial < 6 ? d.between(1, 90) : 700;
     const Packing p{
         .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .fused_rows = {rows}};
@@ -141,12 +142,12 @@ TEST(Quantize, CodebooksAreSortedAndNormalized) {
 
 TEST(Quantize, CodesAreIndependentOfFusion) {
   for (const Codec codec : {Codec::nf4, Codec::gptq}) {
-    Draw d("fused", 1);
-    const std::vector<int64_t> pieces{128, 64, 192};
-    const Packing fused{.codec = codec, .rows = 384, .columns = 128, .fused_rows = pieces};
+    Sampler d("fused", 1);
+    const std::vector<int64_t> split_rows{128, 64, 192};
+    const Packing fused{.codec = codec, .rows = 384, .columns = 128, .fused_rows = split_rows};
     const std::vector<float> x = normals(d, fused.elements());
     std::vector<float> apart;
-    for (int64_t first = 0; const int64_t rows : pieces) {
+    for (int64_t first = 0; const int64_t rows : split_rows) {
       const Packing one{.codec = codec, .rows = rows, .columns = 128, .fused_rows = {rows}};
       const std::vector<float> own(x.begin() + first * 128, x.begin() + (first + rows) * 128);
       std::ranges::copy(unpack_numbers(one, quantize(one, from(own))), std::back_inserter(apart));
@@ -160,7 +161,7 @@ TEST(Quantize, CodesAreIndependentOfFusion) {
 TEST(Quantize, TilesMatchFullMatrix) {
   for (const Codec codec : {Codec::nf4, Codec::gptq})
     for (const int dim : {0, 1}) {
-      Draw d("tiles", static_cast<uint64_t>(dim));
+      Sampler d("tiles", static_cast<uint64_t>(dim));
       const Packing p{.codec = codec, .rows = 96, .columns = 768, .fused_rows = {32, 64}};
       const std::vector<float> x = normals(d, p.elements());
       const std::vector<std::byte> full = quantize(p, from(x));
@@ -175,7 +176,7 @@ TEST(Quantize, TilesMatchFullMatrix) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
         Tensor out = Tensor::empty({count_elements(runs)}, dtype, bytes.arena());
         dequantize(p, runs, bytes, out);
-        const std::vector<double> found = test::numbers(out);
+        const std::vector<double> found = test::host_values(out);
         for (const ElementRun& run : runs)
           for (int64_t i = 0; i < run.count; ++i) {
             const float e = expected[static_cast<size_t>(run.full + i)];
@@ -195,7 +196,7 @@ TEST(Quantize, DetectsSplitBlocks) {
 
 // GPTQ codes: each value is within half a step of its original, and zero is exact.
 TEST(Quantize, GptqGroupsRoundToNearest) {
-  Draw d("gptq", 0);
+  Sampler d("gptq", 0);
   const Packing p{.codec = Codec::gptq, .rows = 4, .columns = 96, .fused_rows = {4}, .group = 32};
   std::vector<float> x = normals(d, p.elements());
   std::fill_n(x.begin(), 32, 0.0F);
@@ -203,9 +204,9 @@ TEST(Quantize, GptqGroupsRoundToNearest) {
   const std::vector<float> found = unpack_numbers(p, quantize(p, from(x)));
   EXPECT_EQ(p.bytes(), 6 * (32 + 5));
   for (size_t g = 0; g < x.size(); g += 32) {
-    float most = 0;
-    for (size_t i = g; i < g + 32; ++i) most = std::max(most, std::abs(x[i]));
-    const float step = wide(to_half(2 * most / 15));
+    float max_abs = 0;
+    for (size_t i = g; i < g + 32; ++i) max_abs = std::max(max_abs, std::abs(x[i]));
+    const float step = wide(to_half(2 * max_abs / 15));
     for (size_t i = g; i < g + 32; ++i) EXPECT_LE(std::abs(found[i] - x[i]), 0.51F * step + 1e-3F * std::abs(x[i]));
   }
   EXPECT_EQ(found[0], 0);
@@ -282,7 +283,7 @@ std::vector<int> gptq_reference(const Tensor& weight, const InputSquares& inputs
       if (const double factor = a[r][i]; r != i)
         for (size_t k = 0; k < 2 * n; ++k) a[r][k] -= factor * a[i][k];
   }
-  std::vector<double> w = test::numbers(weight), scale(rows);
+  std::vector<double> w = test::host_values(weight), scale(rows);
   std::vector<int> codes(w.size());
   const auto inverse = [&](size_t i, size_t k) -> double& { return a[i][n + k]; };
   for (size_t j = 0; j < n; ++j) {
@@ -322,8 +323,8 @@ TEST(Gptq, MatchesReferenceAlgorithm) {
 
 TEST(Gptq, OutputErrorIsBelowRoundToNearest) {
   double sum = 0;
-  constexpr int kDraws = 20;
-  for (uint64_t seed = 1; seed <= kDraws; ++seed) {
+  constexpr int kSamples = 20;
+  for (uint64_t seed = 1; seed <= kSamples; ++seed) {
     const Philox random = Philox::named(seed, "sizes");
     const int64_t group = int64_t{8} << random.below(3, 0),
                   columns = group * static_cast<int64_t>(1 + random.below(6, 1)),
@@ -333,7 +334,7 @@ TEST(Gptq, OutputErrorIsBelowRoundToNearest) {
     const double rounded = output_error(w, round_to_nearest(w, group), inputs),
                  found = output_error(w, gptq(w, inputs, group), inputs);
     EXPECT_LT(found, rounded) << rows << " x " << columns << " in groups of " << group;
-    sum += found / rounded / kDraws;
+    sum += found / rounded / kSamples;
   }
   EXPECT_LT(sum, 0.5);
 }
@@ -404,7 +405,7 @@ TEST(Gptq, ZeroInputsFallBackToRoundToNearest) {
 }
 
 TEST(Gptq, RejectsInvalidInputs) {
-  const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_message(f), words)); };
+  const auto expect_refused = [](const auto& f, const char* message) { EXPECT_TRUE(has(error_message(f), message)); };
   const Tensor w = random_tensor({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");
   expect_refused([&] { InputSquares(16).add(w); }, "expected (..., 16)");
@@ -451,14 +452,14 @@ std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int6
 
 TEST_F(QuantizeGpu, DequantizedValuesMatchCpuBitwise) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
-    Draw d("quantized on a gpu", trial);
+    Sampler d("quantized on a gpu", trial);
     Packing p{.codec = d.of({Codec::nf4, Codec::gptq})};
     const bool is_cut = d.between(0, 3) > 0;
-    const int64_t pieces = d.between(1, 4), parts = is_cut ? d.between(2, 3) : 1;
+    const int64_t fused = d.between(1, 4), parts = is_cut ? d.between(2, 3) : 1;
     p.group = d.of({2, 6, 32, 128});
     const int64_t unit = p.codec == Codec::nf4 ? 64 : 2 * p.group;
-    p.columns = is_cut || pieces > 1 || p.codec == Codec::gptq ? unit * parts * d.between(1, 5) : d.between(1, 700);
-    for (int64_t i = 0; i < pieces; ++i) p.fused_rows.push_back(parts * d.between(1, 40));
+    p.columns = is_cut || fused > 1 || p.codec == Codec::gptq ? unit * parts * d.between(1, 5) : d.between(1, 700);
+    for (int64_t i = 0; i < fused; ++i) p.fused_rows.push_back(parts * d.between(1, 40));
     for (const int64_t rows : p.fused_rows) p.rows += rows;
     const Tensor weights = random_tensor({p.elements()}, "weights", trial);
     const std::vector<std::byte> full = quantize(p, from(weights.to_vector<float>()));
@@ -472,7 +473,7 @@ TEST_F(QuantizeGpu, DequantizedValuesMatchCpuBitwise) {
       Tensor expected = Tensor::empty({count_elements(runs)}, dtype, bytes.arena()), found = expected.to(arena);
       dequantize(p, runs, bytes, expected);
       dequantize(p, runs, bytes.to(arena), found);
-      EXPECT_TRUE(test::same_bits(found, expected)) << to_string(dtype);
+      EXPECT_TRUE(test::bitwise_equal(found, expected)) << to_string(dtype);
     }
   }
 }

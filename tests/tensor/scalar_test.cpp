@@ -147,7 +147,7 @@ TEST(Math, NormalCdfIsAccurate) {
 
 // A kernel that computes element(x, i) on each of the three compiled instruction sets.
 template <class F>
-void expect_same_bits_everywhere(const F& element, const char* what) {
+void expect_bitwise_equal_everywhere(const F& element, const char* what) {
   std::vector<float> x(1003), base(1003), other(1003);
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(4 * Philox(9).normal(i));
   const auto run = [from = x.data(), n = std::ssize(x), &element](float* to) {
@@ -166,12 +166,12 @@ TEST(Math, ResultsAreBitwiseIdenticalOnAllInstructionSets) {
   UnaryOps::for_each([](auto op) {
     using Op = decltype(op);
     if (std::string(Op::name) == "log") return;  // from the C library; no kernel vectorizes it
-    expect_same_bits_everywhere([](const float* x, int64_t i) { return Op::f(x[i]); }, Op::name);
-    expect_same_bits_everywhere([](const float* x, int64_t i) { return Op::df(x[i]); }, Op::name);
+    expect_bitwise_equal_everywhere([](const float* x, int64_t i) { return Op::f(x[i]); }, Op::name);
+    expect_bitwise_equal_everywhere([](const float* x, int64_t i) { return Op::df(x[i]); }, Op::name);
   });
-  expect_same_bits_everywhere(
+  expect_bitwise_equal_everywhere(
       [](const float* x, int64_t i) { return cpu::lane_sum<float>(i, [=](int64_t j) { return x[j]; }); }, "lane_sum");
-  expect_same_bits_everywhere(
+  expect_bitwise_equal_everywhere(
       [](const float* x, int64_t i) { return cpu::lane_max<float>(i, -1e30f, [=](int64_t j) { return x[j]; }); },
       "lane_max");
 }
@@ -180,8 +180,8 @@ template <class T>
 void expect_same_products() {
   const Philox random(6);
   for (uint64_t round = 0; round < 40; ++round) {
-    const auto size = [&](uint64_t i, uint64_t most) {
-      return static_cast<int64_t>(1 + random.below(most, 8 * round + i));
+    const auto size = [&](uint64_t i, uint64_t max_size) {
+      return static_cast<int64_t>(1 + random.below(max_size, 8 * round + i));
     };
     const int64_t m = size(0, 13), k = size(1, 70), n = cpu::kLanes<T> * size(2, 6);
     std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n)), c(static_cast<size_t>(m * n));
@@ -214,11 +214,11 @@ template <class T>
 void expect_same_blocks() {
   const Philox random(7);
   for (uint64_t round = 0; round < 48; ++round) {
-    const std::array<uint64_t, 3> most = {210, 560, 1100};
+    const std::array<uint64_t, 3> max_size = {210, 560, 1100};
     std::array<int64_t, 3> sizes;
     for (uint64_t i = 0; i < 3; ++i)
       sizes[i] = static_cast<int64_t>(
-          1 + random.below(i == round % 3 ? 20 : most[i] >> (i == round / 3 % 3 ? 5 : 0), 4 * round + i));
+          1 + random.below(i == round % 3 ? 20 : max_size[i] >> (i == round / 3 % 3 ? 5 : 0), 4 * round + i));
     const auto [m, k, n] = sizes;
     std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n));
     for (auto* v : {&a, &b})
@@ -282,7 +282,7 @@ void expect_nearest(const std::vector<double>& from, DType dtype, const ArenaPtr
   Tensor strided = Tensor::empty({n, 3}, DType::bfloat16, arena).narrow(1, 1, 1).reshape({n});
   strided.copy_from(x);
   for (const Tensor& rounded : {x.to(DType::bfloat16), strided}) {
-    const std::vector<double> found = test::numbers(rounded);
+    const std::vector<double> found = test::host_values(rounded);
     for (size_t i = 0; i < from.size(); ++i) ASSERT_EQ(found[i], nearest_bf16(from[i])) << from[i];
   }
 }
@@ -291,7 +291,7 @@ void expect_filled(const ArenaPtr& arena) {
   for (const double x : doubles()) {
     Tensor one = Tensor::empty({1}, DType::bfloat16, arena);
     one.fill(x);
-    ASSERT_EQ(test::numbers(one)[0], nearest_bf16(x)) << x;
+    ASSERT_EQ(test::host_values(one)[0], nearest_bf16(x)) << x;
   }
 }
 

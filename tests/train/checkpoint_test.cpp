@@ -208,20 +208,20 @@ TEST_F(CheckpointTest, ReplacesExistingDirectoryAndRejectsFile) {
 }
 
 TEST_F(CheckpointTest, ReportsAndSkipsDamagedCheckpoints) {
-  const auto damage = [&](const std::string& words, const std::string& name, const std::optional<std::string>& left) {
+  const auto damage = [&](const std::string& message, const std::string& name, const std::optional<std::string>& left) {
     save(10);
     const fs::path newer = save(20).path;
     fs::remove(newer / name);
     if (left) write_file(newer / name, *left);
-    expect_error(Status::input, {words}, [&] { open_checkpoint(newer); });
+    expect_error(Status::input, {message}, [&] { open_checkpoint(newer); });
     EXPECT_EQ(newest()->step, 10);
     ASSERT_EQ(passed_over_.size(), 1U);
-    EXPECT_TRUE(has(passed_over_[0], words));
+    EXPECT_TRUE(has(passed_over_[0], message));
     fs::remove_all(dir());
   };
-  const fs::path whole = save(20).path;
-  const std::string manifest = read_file(whole / "manifest.json");
-  std::string state = read_file(whole / "state.bin");
+  const fs::path complete = save(20).path;
+  const std::string manifest = read_file(complete / "manifest.json");
+  std::string state = read_file(complete / "state.bin");
   state[1234] = static_cast<char>(state[1234] ^ 4);  // one bit
   damage("state.bin", "state.bin", state);
   damage("model.bin", "model.bin", std::string(2999, 'a'));
@@ -307,19 +307,19 @@ class FlushTest : public testing::Test {
     EXPECT_LT(last("fsync", path), before) << path;
     EXPECT_GE(last("fsync", path), 0) << path;
   }
-  TemporaryDirectory folder_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
+  TemporaryDirectory directory_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
   std::vector<Watched> calls_;
 };
 
 TEST_F(FlushTest, FlushesFileBeforeRename) {
-  write_file(folder_.path() / "file", "some words");
-  const int64_t named = last("named", folder_.path() / "file");
+  write_file(directory_.path() / "file", "some words");
+  const int64_t named = last("named", directory_.path() / "file");
   ASSERT_GT(named, 0);
   expect_flushed_before(calls_[static_cast<size_t>(named) - 1].path, named);
 }
 
 TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
-  NewCheckpoint made(folder_.path(), 3);
+  NewCheckpoint made(directory_.path(), 3);
   const fs::path attempt = made.path();
   write_file(attempt / "one", "words");
   SharedFile::create(attempt / "parts", "header", 100);
@@ -328,7 +328,7 @@ TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
   parts.write(6, std::as_bytes(std::span(bytes)));
   parts.flush();
   made.finish("{}", 2);
-  const int64_t named = last("named", folder_.path() / "step-3");
+  const int64_t named = last("named", directory_.path() / "step-3");
   ASSERT_GT(named, 0);
   expect_flushed_before(attempt / "parts", named);
   for (const char* file : {"one", "manifest.json"}) {
@@ -339,8 +339,8 @@ TEST_F(FlushTest, FlushesCheckpointBeforeRename) {
   }
   EXPECT_LT(last("fsync", attempt), named) << "the folder's own entries";
   EXPECT_GT(last("named", attempt / "manifest.json"), last("write", attempt / "parts")) << "the manifest comes last";
-  EXPECT_GT(last("fsync", folder_.path()), named) << "its name is on the disk";
-  EXPECT_GT(last("named", folder_.path() / "latest"), last("fsync", folder_.path())) << "before `latest` says it";
+  EXPECT_GT(last("fsync", directory_.path()), named) << "its name is on the disk";
+  EXPECT_GT(last("named", directory_.path() / "latest"), last("fsync", directory_.path())) << "before `latest` says it";
 }
 
 using FileSystems = CheckpointTest;
@@ -377,8 +377,8 @@ TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   save(2, "early");
   save(3, "old");
   write_best(dir(), {3, 1.5});
-  const fs::path whole = path("whole");
-  fs::copy(dir(), whole, fs::copy_options::recursive);
+  const fs::path complete = path("whole");
+  fs::copy(dir(), complete, fs::copy_options::recursive);
   // The old checkpoint is renamed, and the new one is not yet in place.
   fs::rename(dir() / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: old");
@@ -388,7 +388,7 @@ TEST_F(FileSystems, KillDuringReplacementLosesNoCheckpoint) {
   EXPECT_EQ(newest_text(), "3: new");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3"})) << "the older one goes at the next save";
   // The old checkpoint is renamed and replaced, but not yet removed.
-  fs::rename(whole / "step-3", dir() / "step-3.replaced");
+  fs::rename(complete / "step-3", dir() / "step-3.replaced");
   EXPECT_EQ(newest_text(), "3: new");
   save(4, "next");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3", "step-4"}));
@@ -404,12 +404,12 @@ TEST_F(FileSystems, FlushesRenameOfOldCheckpointFirst) {
       if (calls[static_cast<size_t>(i)].call == call && calls[static_cast<size_t>(i)].path == path.string()) return i;
     return int64_t{-1};
   };
-  const fs::path folder = fs::canonical(dir());
+  const fs::path directory = fs::canonical(dir());
   const int64_t moved = at("named", dir() / "step-3.replaced"), named = at("named", dir() / "step-3");
   ASSERT_GT(moved, 0);
-  EXPECT_GT(named, at("fsync", folder, moved));
-  EXPECT_GT(at("fsync", folder, moved), moved);
-  const int64_t flushed = at("fsync", folder, named), removed = at("rename", dir() / "step-3.replaced", named);
+  EXPECT_GT(named, at("fsync", directory, moved));
+  EXPECT_GT(at("fsync", directory, moved), moved);
+  const int64_t flushed = at("fsync", directory, named), removed = at("rename", dir() / "step-3.replaced", named);
   EXPECT_GT(flushed, named);
   EXPECT_GT(removed, flushed) << "the old one stays until the new one's name is on the disk";
 }
@@ -448,10 +448,10 @@ TEST_F(FileSystems, AllocatesByWritingIfFallocateFails) {
 TEST_F(FileSystems, ReadsFilesIfMappingFails) {
   const fs::path some = file("some", std::string(100'000, 'a') + "end");
   refused["mmap"] = ENODEV;
-  const MappedFile whole(some);
-  ASSERT_EQ(whole.bytes().size(), 100'003U);
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(whole.bytes().data()) + 99'999, 4), "aend");
-  EXPECT_EQ(mapped_file_at(whole.bytes().data()), nullptr) << "nobody can cut it short";
+  const MappedFile complete(some);
+  ASSERT_EQ(complete.bytes().size(), 100'003U);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(complete.bytes().data()) + 99'999, 4), "aend");
+  EXPECT_EQ(mapped_file_at(complete.bytes().data()), nullptr) << "nobody can cut it short";
   expect_error(Status::output, {"cannot map a file for tensors", "TMPDIR"}, [&] { file_region(path("")); });
   refused["mmap"] = ENOMEM;
   expect_error(Status::input, {"cannot map", "some"}, [&] { MappedFile{some}; });

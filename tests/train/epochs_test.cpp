@@ -31,7 +31,7 @@ class EpochsTest : public testing::Test {
   static TokenFile numbered(int32_t first, int64_t count) {
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((first + i) % 251));
-    return TokenFile::of_tokens(tokens, 256, "numbers");
+    return TokenFile::from_tokens(tokens, 256, "numbers");
   }
   static Dataset dataset(std::vector<TokenFile> train) {
     Dataset d;
@@ -134,8 +134,8 @@ TEST_F(EpochsTest, EveryLayoutReadsSameRows) {
     const File one = trained(*data, {.microbatches = 4}, 4);
     EXPECT_TRUE(trained(*data, {.dp = 4}, 4) == one);
     EXPECT_TRUE(trained(*data, {.dp = 4, .zero = ZeroStage::three}, 4) == one);
-    const File in_turn = trained(*data, {.tie_copies = true, .microbatches = 2}, 4);
-    EXPECT_TRUE(trained(*data, {.pp = 2, .microbatches = 2}, 4) == in_turn);
+    const File single_rank = trained(*data, {.tie_copies = true, .microbatches = 2}, 4);
+    EXPECT_TRUE(trained(*data, {.pp = 2, .microbatches = 2}, 4) == single_rank);
     EXPECT_FALSE(trained(*data, {.microbatches = 4}, 5) == one);
   }
 }
@@ -163,7 +163,7 @@ Values seen(double loss, const std::vector<FlatUnit>& units) {
   Values out{{"loss", {loss}}};
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
-      out[slot.parameter->name] = test::numbers(unit.grads.narrow(0, slot.begin, slot.size));
+      out[slot.parameter->name] = test::host_values(unit.grads.narrow(0, slot.begin, slot.size));
   return out;
 }
 
@@ -275,18 +275,18 @@ TEST_F(AsyncWorkers, LoadEachRowOnce) {
 constexpr int64_t kSizes[] = {2, 8, 9, 41, 100};
 
 // The weights are large, so that the loss depends on all preceding tokens and on the position.
-Values drawn_values(LanguageModel& model) {
+Values random_values(LanguageModel& model) {
   Values out;
   for (const Parameter* p : model.parameters()) {
     const Philox random = Philox::named(3, p->name);
     std::vector<double>& values = out[p->name];
-    for (int64_t i = 0; i < p->whole.numel(); ++i)
+    for (int64_t i = 0; i < p->full_shape.numel(); ++i)
       values.push_back(p->init.constant + 0.4 * random.normal(static_cast<uint64_t>(i)));
   }
   return out;
 }
 
-std::vector<int32_t> drawn_tokens(int64_t count) {
+std::vector<int32_t> random_tokens(int64_t count) {
   const Philox random = Philox::named(static_cast<uint64_t>(count), "validation");
   std::vector<int32_t> out;
   for (int64_t i = 0; i < count; ++i)
@@ -299,7 +299,7 @@ std::vector<int32_t> drawn_tokens(int64_t count) {
 class ValidationTest : public testing::Test {
  protected:
   ValidationTest() {
-    for (const int64_t size : kSizes) splits_.push_back(TokenFile::of_tokens(drawn_tokens(size), kVocab, "drawn"));
+    for (const int64_t size : kSizes) splits_.push_back(TokenFile::from_tokens(random_tokens(size), kVocab, "drawn"));
   }
 
   static TrainConfig make_job(const Plan& plan, int64_t batch) {
@@ -318,18 +318,18 @@ class ValidationTest : public testing::Test {
     const std::unique_ptr<LanguageModel> model = make_model(config);
     const ArenaPtr arena = make_arena();
     model->materialize(1, arena, DType::float64, DType::float64);
-    const Values values = drawn_values(*model);
+    const Values values = random_values(*model);
     read_values(model->units(), make_source(values));
     std::vector<double> out;
     for (const int64_t size : kSizes)
-      out.push_back(test::direct_loss(*model, drawn_tokens(size), arena,
+      out.push_back(test::direct_loss(*model, random_tokens(size), arena,
                                       job.optim.document_mask ? std::optional<int32_t>(0) : std::nullopt));
     return out;
   }
 
   // The splits' losses under the job's plan, by rank.
   std::vector<std::vector<double>> found(const TrainConfig& job) const {
-    const Values values = drawn_values(*full_model(job, kVocab));
+    const Values values = random_values(*full_model(job, kVocab));
     std::vector<std::vector<double>> out(static_cast<size_t>(job.plan.ranks()));
     launch(launch_options(job.plan), [&](Communicator& world) {
       const Sequences sequences = synthetic_sequences(kVocab, kContext, job.optim.batch, 1);
@@ -391,18 +391,18 @@ TEST_F(ValidationTest, LossEqualsMeanOverSplitUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "validation plans");
-    const auto draw = [&](uint64_t below) { return static_cast<int64_t>(random.below(below, at++)); };
-    Plan plan{.dp = 1 + draw(3), .microbatches = 1 + draw(3)};
-    (draw(2) == 1 ? plan.tp : plan.pp) = 2;
-    if (plan.dp < 3) plan.cp = 1 + draw(2);
-    plan.sp = plan.tp > 1 && draw(2) == 1;
-    if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
-    plan.zero = static_cast<ZeroStage>(draw(4));
-    if (plan.pp > 1 && draw(2) == 1) plan.schedule = ScheduleKind::zb_v;
-    TrainConfig job = make_job(plan, plan.dp * plan.microbatches * (1 + draw(5)));
-    job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
-    job.model.tied = draw(2) == 1;
-    job.optim.document_mask = draw(2) == 1;
+    const auto sample = [&](uint64_t below) { return static_cast<int64_t>(random.below(below, at++)); };
+    Plan plan{.dp = 1 + sample(3), .microbatches = 1 + sample(3)};
+    (sample(2) == 1 ? plan.tp : plan.pp) = 2;
+    if (plan.dp < 3) plan.cp = 1 + sample(2);
+    plan.sp = plan.tp > 1 && sample(2) == 1;
+    if (sample(2) == 1) plan.cp_mode = ContextMode::ulysses;
+    plan.zero = static_cast<ZeroStage>(sample(4));
+    if (plan.pp > 1 && sample(2) == 1) plan.schedule = ScheduleKind::zb_v;
+    TrainConfig job = make_job(plan, plan.dp * plan.microbatches * (1 + sample(5)));
+    job.model.family = sample(2) == 1 ? Family::llama : Family::gpt2;
+    job.model.tied = sample(2) == 1;
+    job.optim.document_mask = sample(2) == 1;
     expect_direct(job);
   }
 }

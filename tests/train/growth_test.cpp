@@ -19,12 +19,12 @@ namespace {
 
 std::atomic<int64_t> in_use{0};  // bytes allocated by new
 
-[[maybe_unused]] void* counted(void* made) {
+[[maybe_unused]] void* synthetic(void* made) {
   if (made == nullptr) throw std::bad_alloc();
   in_use += static_cast<int64_t>(malloc_usable_size(made));
   return made;
 }
-[[maybe_unused]] void give_back(void* made) {
+[[maybe_unused]] void release(void* made) {
   in_use -= static_cast<int64_t>(malloc_usable_size(made));
   std::free(made);
 }
@@ -33,15 +33,15 @@ std::atomic<int64_t> in_use{0};  // bytes allocated by new
 
 #if !defined(__SANITIZE_ADDRESS__)  // which replaces these
 // Replacements of operator new and delete that count. malloc's statistics include memory cached by its threads.
-void* operator new(size_t size) { return counted(std::malloc(size)); }
+void* operator new(size_t size) { return synthetic(std::malloc(size)); }
 void* operator new(size_t size, std::align_val_t align) {
   const auto to = static_cast<size_t>(align);
-  return counted(std::aligned_alloc(to, (size + to - 1) / to * to));
+  return synthetic(std::aligned_alloc(to, (size + to - 1) / to * to));
 }
-void operator delete(void* made) noexcept { give_back(made); }
-void operator delete(void* made, size_t) noexcept { give_back(made); }
-void operator delete(void* made, std::align_val_t) noexcept { give_back(made); }
-void operator delete(void* made, size_t, std::align_val_t) noexcept { give_back(made); }
+void operator delete(void* made) noexcept { release(made); }
+void operator delete(void* made, size_t) noexcept { release(made); }
+void operator delete(void* made, std::align_val_t) noexcept { release(made); }
+void operator delete(void* made, size_t, std::align_val_t) noexcept { release(made); }
 #endif
 
 namespace tessera {
@@ -69,8 +69,8 @@ TrainConfig make_job(const Plan& plan) {
 // Other activities between steps: validation, and gathering of everything that is saved.
 void run_outside_steps(Trainer& trainer, const TokenFile& split) {
   trainer.mean_loss(split);
-  whole_values(trainer);
-  whole_state(trainer);
+  full_values(trainer);
+  full_state(trainer);
 }
 
 class Growth : public test::OneThread {
@@ -131,19 +131,19 @@ TEST_F(Growth, LiveBytesAreConstantUnderRandomPlans) {
   for (uint64_t trial = 0; trial < 12; ++trial) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "growth");
-    const auto draw = [&](uint64_t below) { return static_cast<int64_t>(random.below(below, at++)); };
-    Plan plan{.dp = 1 + draw(3), .zero = static_cast<ZeroStage>(draw(4)), .microbatches = 1 + draw(3)};
-    (draw(2) == 1 ? plan.tp : plan.pp) = 2;
-    if (plan.dp < 3) plan.cp = 1 + draw(2);
-    plan.sp = plan.tp > 1 && draw(2) == 1;
-    if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
-    if (plan.pp > 1) plan.schedule = draw(2) == 1 ? ScheduleKind::zb_h1 : ScheduleKind::gpipe;
-    plan.recompute = static_cast<Recompute>(draw(4));
+    const auto sample = [&](uint64_t below) { return static_cast<int64_t>(random.below(below, at++)); };
+    Plan plan{.dp = 1 + sample(3), .zero = static_cast<ZeroStage>(sample(4)), .microbatches = 1 + sample(3)};
+    (sample(2) == 1 ? plan.tp : plan.pp) = 2;
+    if (plan.dp < 3) plan.cp = 1 + sample(2);
+    plan.sp = plan.tp > 1 && sample(2) == 1;
+    if (sample(2) == 1) plan.cp_mode = ContextMode::ulysses;
+    if (plan.pp > 1) plan.schedule = sample(2) == 1 ? ScheduleKind::zb_h1 : ScheduleKind::gpipe;
+    plan.recompute = static_cast<Recompute>(sample(4));
     TrainConfig job = make_job(plan);
-    job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
-    job.model.tied = draw(2) == 1;
-    job.optim.document_mask = draw(2) == 1;
-    job.optim.dtype = draw(2) == 1 ? DType::bfloat16 : DType::float32;
+    job.model.family = sample(2) == 1 ? Family::llama : Family::gpt2;
+    job.model.tied = sample(2) == 1;
+    job.optim.document_mask = sample(2) == 1;
+    job.optim.dtype = sample(2) == 1 ? DType::bfloat16 : DType::float32;
     expect_constant_live_bytes(job);
   }
 }

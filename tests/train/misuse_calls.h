@@ -14,20 +14,20 @@
 
 namespace tessera::misuse {
 
-using test::Draw;
+using test::Sampler;
 
-// One wrong call, by a rank of two. `draw` has the same numbers on every rank.
+// One wrong call, by a rank of two. `rng` has the same numbers on every rank.
 struct WrongCall {
   std::string name;   // AREA: argument
   std::string names;  // a part of the message that names the argument
-  std::function<void(Communicator& world, Draw& draw)> call;
+  std::function<void(Communicator& world, Sampler& sample)> call;
 };
 
 inline ArenaPtr arena() { return make_arena(); }
 inline Tensor floats(const Shape& shape) { return Tensor::zeros(shape, DType::float32, arena()); }
 inline Tensor ints(const Shape& shape) { return Tensor::zeros(shape, DType::int32, arena()); }
 inline Var var(const Shape& shape) { return Var(floats(shape), true); }
-inline int64_t negative(Draw& draw) { return -draw.between(1, 1'000'000); }
+inline int64_t negative(Sampler& sample) { return -sample.between(1, 1'000'000); }
 inline const double kNan = std::nan("");
 inline constexpr const char* kUndefined = "used before it was assigned a value";
 

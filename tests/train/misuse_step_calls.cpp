@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "models/layout.h"
 #include "models/sample.h"
 #include "parallel/context_parallel.h"
 #include "parallel/gradient_norm.h"
@@ -37,7 +38,7 @@ struct Step {
   }
 };
 
-DataOptions any_options(Draw& d, bool unsharded = false) {
+DataOptions any_options(Sampler& d, bool unsharded = false) {
   const int64_t kind = unsharded ? d.of<int64_t>({0, 1, 5, 6}) : d.between(0, 6);
   DataOptions o{.microbatches = 2};
   if (kind < 4) o.strategy = test::zero_options(static_cast<int>(kind));
@@ -53,11 +54,11 @@ Tensor logits(std::initializer_list<float> values) { return Tensor::of<float>(va
 
 std::vector<WrongCall> wrong_step_calls() {
   std::vector<WrongCall> all;
-  const auto add = [&](const char* name, const char* names, std::function<void(Communicator&, Draw&)> call) {
+  const auto add = [&](const char* name, const char* names, std::function<void(Communicator&, Sampler&)> call) {
     all.push_back({name, names, std::move(call)});
   };
   // Lifetimes.
-  add("step: destroyed model", "model", [](Communicator& w, Draw& d) {
+  add("step: destroyed model", "model", [](Communicator& w, Sampler& d) {
     Step step(w, any_options(d));
     step.model.reset();
     const int64_t call = d.between(0, 3);
@@ -66,23 +67,23 @@ std::vector<WrongCall> wrong_step_calls() {
     if (call == 2) step.strategy->reduce_gradients();
     if (call == 3) step.strategy->gather_parameters();
   });
-  add("step: optimizer of a destroyed model", "model", [](Communicator& w, Draw& d) {
+  add("step: optimizer of a destroyed model", "model", [](Communicator& w, Sampler& d) {
     Step step(w, {.strategy = test::zero_options(static_cast<int>(d.between(0, 3)))});
     step.model.reset();
     step.optimizer->step(0.1, 1);
   });
-  add("step: destroyed strategy", "strategy", [](Communicator& w, Draw& d) {
+  add("step: destroyed strategy", "strategy", [](Communicator& w, Sampler& d) {
     Step step(w, {.strategy = test::zero_options(static_cast<int>(d.between(0, 3)))});
     step.strategy.reset();
     step.backward_pass();
   });
-  add("step: two strategies", "strategy", [](Communicator& w, Draw& d) {
+  add("step: two strategies", "strategy", [](Communicator& w, Sampler& d) {
     const Step step(w, any_options(d));
     strategy_with(w, *step.model, any_options(d));
   });
   // Order.
   const auto wrong_order = [&](const char* name, const char* names, std::function<void(const Step&)> call) {
-    add(name, names, [call = std::move(call)](Communicator& w, Draw& d) {
+    add(name, names, [call = std::move(call)](Communicator& w, Sampler& d) {
       const Step step(w, any_options(d));
       call(step);
     });
@@ -142,21 +143,21 @@ std::vector<WrongCall> wrong_step_calls() {
   });
   wrong_order("step: gather first", "reduce_gradients", [](const Step& s) { s.strategy->gather_parameters(); });
   add("step: update without gradients", "gradient",
-      [](Communicator& w, Draw& d) { Step(w, any_options(d, true)).optimizer->step(0.1, 1); });
+      [](Communicator& w, Sampler& d) { Step(w, any_options(d, true)).optimizer->step(0.1, 1); });
   // Strategies.
-  add("strategy: number of masters", "set_masters", [](Communicator& w, Draw& d) {
+  add("strategy: number of masters", "set_masters", [](Communicator& w, Sampler& d) {
     const Step step(w, any_options(d));
     std::vector<Tensor> masters = step.optimizer->masters();
     d.between(0, 1) == 0 || masters.empty() ? masters.push_back(floats({4})) : masters.pop_back();
     step.strategy->set_masters(masters);
   });
-  add("strategy: size of a master", "set_masters", [](Communicator& w, Draw& d) {
+  add("strategy: size of a master", "set_masters", [](Communicator& w, Sampler& d) {
     const Step step(w, {.strategy = test::zero_options(static_cast<int>(d.between(0, 3)))});
     std::vector<Tensor> masters = step.optimizer->masters();
     masters.back() = d.between(0, 1) == 0 ? floats({d.between(1, 9)}) : Tensor();
     step.strategy->set_masters(masters);
   });
-  add("strategy: group of another world", "world", [](Communicator& w, Draw& d) {
+  add("strategy: group of another world", "world", [](Communicator& w, Sampler& d) {
     const int64_t field = d.between(0, 2);
     launch({}, [&](Communicator& other) {
       DataOptions o;
@@ -167,113 +168,114 @@ std::vector<WrongCall> wrong_step_calls() {
       strategy_with(w, *model, o);
     });
   });
-  add("strategy: index of a micro-batch", "micro-batch", [](Communicator& w, Draw& d) {
+  add("strategy: index of a micro-batch", "micro-batch", [](Communicator& w, Sampler& d) {
     const Step step(w, {});
     static_cast<void>(step.strategy->batches().computes(4, 2, d.of({int64_t{2}, negative(d)})));
   });
-  add("batches: copies", "copies", [](Communicator& w, Draw& d) {
+  add("batches: copies", "copies", [](Communicator& w, Sampler& d) {
     DataBatches(w, arena(), {.copies = static_cast<int>(d.of({int64_t{0}, int64_t{3}, negative(d)}))});
   });
-  add("layout: unit", "a unit below", [](Communicator& w, Draw& d) {
+  add("layout: unit", "a unit below", [](Communicator& w, Sampler& d) {
     const Step step(w, {.strategy = ZeroOptions{.stage = 1}});
     gather_unit(w, step.strategy->layout(), static_cast<size_t>(d.between(99, 9999)), floats({4}));
   });
-  add("redistribute: undefined", "undefined", [](Communicator& w, Draw& d) {
+  add("redistribute: undefined", "undefined", [](Communicator& w, Sampler& d) {
     redistribute(Tensor(), w, d.of({P, S(0)}), R);
   });
-  add("redistribute: wait twice", "wait", [](Communicator& w, Draw&) {
+  add("redistribute: wait twice", "wait", [](Communicator& w, Sampler&) {
     PendingRedistribute pending = start_redistribute(floats({4}), w, P, R);
     pending.wait();
     pending.wait();
   });
-  add("tensor parallel: placement", "expected I or S", [](Communicator& w, Draw& d) {
+  add("tensor parallel: placement", "expected I or S", [](Communicator& w, Sampler& d) {
     Linear linear(4, 4, {});
     const Placement wrong = d.of({P, R});
     d.between(0, 1) == 0 ? colwise(linear, w, wrong) : rowwise(linear, w, wrong);
   });
-  add("layout: tp", "tp", [](auto&, Draw&) { checked_between(small(), {}); });
-  add("stages: no layers", "layers", [](Communicator& w, Draw&) {
+  add("layout: tp", "tp", [](auto&, Sampler&) { checked_between(small(), {}); });
+  add("stages: no layers", "layers", [](Communicator& w, Sampler&) {
     const Step step(w, {});
     ModelStages(*step.model, *step.strategy, {});
   });
-  add("stages: no source", "take_from", [](Communicator& w, Draw& d) {
+  add("stages: no source", "take_from", [](Communicator& w, Sampler& d) {
     const Step step(w, {});
     ModelStages stages(*step.model, *step.strategy, {.layers = {{0, 2}}});
     d.between(0, 1) == 0 ? stages.enter(0, 0) : static_cast<void>(stages.forward(0, 0, Var()));
   });
-  add("schedule: stages without ranks", "rank", [](auto&, Draw& d) {
+  add("schedule: stages without ranks", "rank", [](auto&, Sampler& d) {
     Schedule schedule = gpipe(2, 2);
     schedule.rank_of_stage.resize(static_cast<size_t>(d.between(0, 1)));
     insert_messages(schedule);
   });
   add("schedule: columns", "columns",
-      [](auto&, Draw& d) { draw_to_scale(simulate(gpipe(2, 2)), 0, static_cast<int>(negative(d))); });
+      [](auto&, Sampler& d) { draw_to_scale(simulate(gpipe(2, 2)), 0, static_cast<int>(negative(d))); });
   // Layers.
-  add("layer: wrap", "wrap", [](auto&, Draw&) { Linear(2, 2, {}).wrap(nullptr); });
-  add("layer: call", "call", [](auto&, Draw&) { Linear(2, 2, {}).call(nullptr, var({1, 2})); });
-  add("layer: set_attention", "core", [](auto&, Draw&) { Attention(8, {.heads = 2}).set_attention(nullptr); });
-  add("layer: shard dim", "dim", [](auto&, Draw& d) {
+  add("layer: wrap", "wrap", [](auto&, Sampler&) { Linear(2, 2, {}).wrap(nullptr); });
+  add("layer: call", "call", [](auto&, Sampler&) { Linear(2, 2, {}).call(nullptr, var({1, 2})); });
+  add("layer: set_attention", "core", [](auto&, Sampler&) { Attention(8, {.heads = 2}).set_attention(nullptr); });
+  add("layer: shard dim", "dim", [](auto&, Sampler& d) {
     Linear linear(4, 4, {});
     linear.shard(linear.weight, {.axis = "tp", .dim = int(d.of({int64_t{2}, negative(d)})), .runs = {{0, 2}}});
   });
-  add("layer: shard beyond int64", "shard", [](auto&, Draw&) {
+  add("layer: shard beyond int64", "shard", [](auto&, Sampler&) {
     Linear linear(4, 4, {});
     linear.shard(linear.weight, {.axis = "tp", .runs = {{2, INT64_MAX}}});
   });
-  add("layer: Attention window", "window", [](auto&, Draw& d) { Attention(8, {.heads = 2, .window = negative(d)}); });
-  add("layer: Attention dropout", "dropout", [](auto&, Draw& d) {
+  add("layer: Attention window", "window",
+      [](auto&, Sampler& d) { Attention(8, {.heads = 2, .window = negative(d)}); });
+  add("layer: Attention dropout", "dropout", [](auto&, Sampler& d) {
     Attention(8, {.heads = 2, .dropout = d.of({-0.5, 1.5, kNan})});
   });
-  add("attention: window", "window", [](auto&, Draw& d) {
+  add("attention: window", "window", [](auto&, Sampler& d) {
     packed_attention(var({1, 2, 24}), {2, 2}, {.window = negative(d)});
   });
-  add("attention: texts", "texts", [](auto&, Draw& d) {
+  add("attention: texts", "texts", [](auto&, Sampler& d) {
     Attention attention(8, {.heads = 2});
     attention.make_unit(), attention.materialize(1, arena(), DType::float32, DType::float32);
     KvCache* const none = nullptr;
     attention.decode(floats({2, 1, 8}), d.between(0, 1) == 0 ? std::vector<KvCache*>{} : std::vector{none, none}, 1);
   });
   // Optimizers.
-  add("optimizer: grad_scale", "grad_scale", [](auto&, Draw& d) {
+  add("optimizer: grad_scale", "grad_scale", [](auto&, Sampler& d) {
     const auto model = ready_model();
     model->zero_missing_gradients();
     Optimizer(OptimizerKind::adamw, model->units(), {}).step(0.1, d.of<double>({kNan, INFINITY}));
   });
   add("optimizer: steps", "steps",
-      [](auto&, Draw& d) { Optimizer(OptimizerKind::adamw, ready_model()->units(), {}).set_steps(negative(d)); });
-  add("optimizer: parameter", "parameter", [](auto&, Draw&) {
+      [](auto&, Sampler& d) { Optimizer(OptimizerKind::adamw, ready_model()->units(), {}).set_steps(negative(d)); });
+  add("optimizer: parameter", "parameter", [](auto&, Sampler&) {
     Optimizer(OptimizerKind::adamw, {{"unit", floats({4}), floats({4}), {{nullptr, 0, 4}}}}, {});
   });
   // Models.
-  add("model: layer", "layer", [](auto&, Draw& d) {
+  add("model: layer", "layer", [](auto&, Sampler& d) {
     ready_model()->layer(d.of({int64_t{2}, int64_t{99}, negative(d)}));
   });
-  add("model: layer_flops", "layer", [](auto&, Draw& d) {
+  add("model: layer_flops", "layer", [](auto&, Sampler& d) {
     ready_model()->layer_flops(d.of({int64_t{2}, negative(d)}));
   });
-  add("model: decode_layer", "layer", [](auto&, Draw& d) {
+  add("model: decode_layer", "layer", [](auto&, Sampler& d) {
     const auto model = ready_model();
     TextCache cache = model->cache();
     TextCache* const texts[] = {&cache};
     model->decode_layer(d.of({int64_t{2}, negative(d)}), floats({1, 1, 8}), texts);
   });
-  add("model: texts of decode_first", "texts", [](auto&, Draw& d) {
+  add("model: texts of decode_first", "texts", [](auto&, Sampler& d) {
     TextCache* const none[] = {nullptr, nullptr};
     ready_model()->decode_first(ints({2, 1}), std::span(none, static_cast<size_t>(d.between(1, 2))));
   });
-  add("model: texts of decode_step", "texts", [](auto&, Draw&) {
+  add("model: texts of decode_step", "texts", [](auto&, Sampler&) {
     TextCache* const none[] = {nullptr};
     static_cast<void>(ready_model()->decode_step(1, none, arena()));
   });
-  add("model: dtype of ids", "int32", [](auto&, Draw&) { ready_model()->hidden(floats({1, 4})); });
-  add("model: undefined ids", "undefined", [](auto&, Draw&) { ready_model()->hidden(Tensor()); });
-  add("model: window", "window", [](auto&, Draw& d) {
+  add("model: dtype of ids", "int32", [](auto&, Sampler&) { ready_model()->hidden(floats({1, 4})); });
+  add("model: undefined ids", "undefined", [](auto&, Sampler&) { ready_model()->hidden(Tensor()); });
+  add("model: window", "window", [](auto&, Sampler& d) {
     auto c = small();
     c.family = Family::llama;
     c.window = negative(d);
     make_model(c);
   });
-  add("model: rotary positions beyond the context", "4", [](auto&, Draw& d) {
+  add("model: rotary positions beyond the context", "4", [](auto&, Sampler& d) {
     auto c = small();
     c.family = Family::llama;
     const auto model = make_model(c);
@@ -281,46 +283,50 @@ std::vector<WrongCall> wrong_step_calls() {
     model->hidden(ints({1, d.between(5, 9)}));
   });
   // Sampling.
-  add("sample: count", "count", [](auto&, Draw& d) { sample(*ready_model(), {1}, negative(d), {}, kIgnore); });
+  add("sample: count", "count", [](auto&, Sampler& d) { sample(*ready_model(), {1}, negative(d), {}, kIgnore); });
   add("sample: before materialize", "materialize the model",
-      [](auto&, Draw&) { sample(*make_model(small()), {1}, 2, {}, kIgnore); });
+      [](auto&, Sampler&) { sample(*make_model(small()), {1}, 2, {}, kIgnore); });
   add("sample: token of the prompt", "embedding",
-      [](auto&, Draw& d) { sample(*ready_model(), {int32_t(d.between(16, 99))}, 2, {}, kIgnore); });
-  add("sample: no logits", "logits", [](auto&, Draw&) { draw_token(floats({0}), {}, 0); });
-  add("sample: logits of two tokens", "logits", [](auto&, Draw&) { draw_token(floats({2, 4}), {}, 0); });
-  add("sample: logits of NaN", "logits", [](auto&, Draw& d) {
-    draw_token(logits({1, static_cast<float>(kNan), 2}), {.temperature = d.of({0.0, 1.0})}, 0);
+      [](auto&, Sampler& d) { sample(*ready_model(), {int32_t(d.between(16, 99))}, 2, {}, kIgnore); });
+  add("sample: no logits", "logits", [](auto&, Sampler&) { sample_token(floats({0}), {}, 0); });
+  add("sample: logits of two tokens", "logits", [](auto&, Sampler&) { sample_token(floats({2, 4}), {}, 0); });
+  add("sample: logits of NaN", "logits", [](auto&, Sampler& d) {
+    sample_token(logits({1, static_cast<float>(kNan), 2}), {.temperature = d.of({0.0, 1.0})}, 0);
   });
-  add("sample: top_p", "top_p", [](auto&, Draw& d) { draw_token(floats({4}), {.top_p = d.of({-0.5, 1.5, kNan})}, 0); });
-  add("sample: min_p", "min_p", [](auto&, Draw& d) { draw_token(floats({4}), {.min_p = d.of({-0.5, 1.5, kNan})}, 0); });
-  add("sample: repetition_penalty", "repetition_penalty", [](auto&, Draw& d) {
-    draw_token(floats({4}), {.repetition_penalty = d.of({0.0, -1.0, kNan})}, 0);
+  add("sample: top_p", "top_p", [](auto&, Sampler& d) {
+    sample_token(floats({4}), {.top_p = d.of({-0.5, 1.5, kNan})}, 0);
+  });
+  add("sample: min_p", "min_p", [](auto&, Sampler& d) {
+    sample_token(floats({4}), {.min_p = d.of({-0.5, 1.5, kNan})}, 0);
+  });
+  add("sample: repetition_penalty", "repetition_penalty", [](auto&, Sampler& d) {
+    sample_token(floats({4}), {.repetition_penalty = d.of({0.0, -1.0, kNan})}, 0);
   });
   // Trainers.
   add("trainer: update without gradients", "compute_gradients",
-      [](Communicator& w, Draw&) { Trainer(job_of_two(), sequences(), w).update({.lr = 0.1}); });
-  add("trainer: update twice", "compute_gradients", [](Communicator& w, Draw&) {
+      [](Communicator& w, Sampler&) { Trainer(job_of_two(), sequences(), w).update({.lr = 0.1}); });
+  add("trainer: update twice", "compute_gradients", [](Communicator& w, Sampler&) {
     Trainer trainer(job_of_two(), sequences(), w);
     const StepReport report = trainer.compute_gradients();
     trainer.update(report);
     trainer.update(report);
   });
-  add("trainer: mean_loss of a short split", "tokens", [](Communicator& w, Draw& d) {
+  add("trainer: mean_loss of a short split", "tokens", [](Communicator& w, Sampler& d) {
     const std::vector<int32_t> tokens(static_cast<size_t>(d.between(0, 1)));
-    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::of_tokens(tokens, 16, "split"));
+    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::from_tokens(tokens, 16, "split"));
   });
-  add("trainer: mean_loss of other rows", "context", [](Communicator& w, Draw& d) {
+  add("trainer: mean_loss of other rows", "context", [](Communicator& w, Sampler& d) {
     const std::vector<int32_t> tokens(40);
     Trainer(job_of_two(), sequences(), w)
-        .mean_loss(Windows(TokenFile::of_tokens(tokens, 16, "s"), d.between(5, 9)), {});
+        .mean_loss(Windows(TokenFile::from_tokens(tokens, 16, "s"), d.between(5, 9)), {});
   });
   add("trainer: set_done", "steps",
-      [](Communicator& w, Draw& d) { Trainer(job_of_two(), sequences(), w).set_done(negative(d), negative(d)); });
-  add("sequences: sizes", "vocab", [](auto&, Draw& d) {
+      [](Communicator& w, Sampler& d) { Trainer(job_of_two(), sequences(), w).set_done(negative(d), negative(d)); });
+  add("sequences: sizes", "vocab", [](auto&, Sampler& d) {
     synthetic_sequences(d.of({int64_t{0}, negative(d)}), 4, 4, 1);
   });
-  add("tokens: range", "tokens", [](auto&, Draw& d) {
-    const TokenFile file = TokenFile::of_tokens(std::vector<int32_t>(4), 16, "text");
+  add("tokens: range", "tokens", [](auto&, Sampler& d) {
+    const TokenFile file = TokenFile::from_tokens(std::vector<int32_t>(4), 16, "text");
     static_cast<void>(file[d.of({int64_t{4}, negative(d)})]);
   });
   return all;

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/errors.h"
@@ -76,20 +77,20 @@ TEST(Plan, RoundTripsThroughJson) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '='), 28) << text;
 }
 
-void expect_field(const std::function<void()>& f, const std::string& field, const std::string& words) {
+void expect_field(const std::function<void()>& f, const std::string& field, const std::string& message) {
   EXPECT_THROW(f(), FieldError);
   EXPECT_TRUE(error_message(f).starts_with("`" + field + "`: ")) << error_message(f);
-  expect_error(Status::usage, {words}, f);
+  expect_error(Status::usage, {message}, f);
 }
 
 TEST(Plan, ErrorsNameFieldOfInvalidJson) {
-  const auto expect = [](const char* json, const char* field, const char* words) {
-    expect_field([&] { plan_from_json(json); }, field, words);
+  const auto expect = [](const char* json, const char* field, const char* message) {
+    expect_field([&] { plan_from_json(json); }, field, message);
   };
   expect(R"({"ranks": 2})", "ranks",
          "unknown field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
-  expect(R"({"dp": "2"})", "dp", "expected a whole number, got \"2\"");
-  expect(R"({"dp": 2.5})", "dp", "expected a whole number, got 2.5");
+  expect(R"({"dp": "2"})", "dp", "expected an integer, got \"2\"");
+  expect(R"({"dp": 2.5})", "dp", "expected an integer, got 2.5");
   expect(R"({"sp": 1})", "sp", "expected true or false, got 1");
   expect(R"({"zero": 4})", "zero", "expected 0, 1, 2 or 3, got 4");
   expect(R"({"zero": -1})", "zero", "got -1");
@@ -102,8 +103,8 @@ TEST(Plan, ErrorsNameFieldOfInvalidJson) {
 }
 
 TEST(Plan, CheckNamesInvalidField) {
-  const auto expect = [](const Plan& plan, const char* field, const char* words) {
-    expect_field([&] { check(plan); }, field, words);
+  const auto expect = [](const Plan& plan, const char* field, const char* message) {
+    expect_field([&] { check(plan); }, field, message);
   };
   EXPECT_NO_THROW(check(kSketch));
   EXPECT_NO_THROW(check(Plan{}));
@@ -125,8 +126,8 @@ TEST(Plan, CheckNamesInvalidField) {
 }
 
 TEST(Configuration, CheckNamesInvalidFieldAndNearestValidValue) {
-  const auto expect = [](const TrainConfig& job, const char* field, const char* words) {
-    expect_field([&] { check(job); }, field, words);
+  const auto expect = [](const TrainConfig& job, const char* field, const char* message) {
+    expect_field([&] { check(job); }, field, message);
   };
   EXPECT_NO_THROW(check(TrainConfig{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
@@ -168,7 +169,7 @@ TEST(Configuration, LossesAreIdenticalUnderDataParallelPlans) {
 TEST(JobConsistency, ErrorsNameDifferingFields) {
   const TrainConfig same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
-  const auto expect = [&](const std::function<void(TrainConfig&)>& change, const std::string& words) {
+  const auto expect = [&](const std::function<void(TrainConfig&)>& change, const std::string& message) {
     const auto made = [&](Communicator& world) {
       TrainConfig job = same;
       if (world.rank() == 1) change(job);
@@ -177,7 +178,7 @@ TEST(JobConsistency, ErrorsNameDifferingFields) {
       else
         const Trainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
     };
-    expect_error(Status::usage, {"ranks disagree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
+    expect_error(Status::usage, {"ranks disagree: " + message}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
   expect([](TrainConfig& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
   expect([](TrainConfig& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
@@ -253,12 +254,12 @@ TEST(TrainedExperts, ReportsLoadOfBusiestExpert) {
 }
 
 TEST(TrainedExperts, RejectsUnsupportedOptions) {
-  const auto expect = [](const std::string& words, const std::function<void(TrainConfig&)>& change) {
+  const auto expect = [](const std::string& message, const std::function<void(TrainConfig&)>& change) {
     TrainConfig job = small_job();
     job.plan.dp = job.plan.ep = 2;
     change(job);
     const std::string found = error_message([&] { check(job); });
-    EXPECT_TRUE(found.starts_with(words)) << found << ", expected " << words;
+    EXPECT_TRUE(found.starts_with(message)) << found << ", expected " << message;
   };
   const std::string nothing = "nothing was thrown";
   expect(nothing, [](TrainConfig& j) { j.plan.dp = 4; });
@@ -368,7 +369,7 @@ TEST(Straggler, OnlyOutliersAreDetected) {
   const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // the three other ranks waited 12 s of 30 s in total
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);
-  EXPECT_DOUBLE_EQ(late->share, 0.4);
+  EXPECT_DOUBLE_EQ(late->fraction, 0.4);
   EXPECT_TRUE(find_straggler({0.1, 2.5}, 10));
   EXPECT_FALSE(find_straggler({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
   EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean
@@ -381,6 +382,29 @@ TEST(Straggler, OnlyOutliersAreDetected) {
     EXPECT_EQ(find_straggler({0, 1}, 2 + more).has_value(), more >= 0) << more;
   }
   EXPECT_FALSE(find_straggler({}, 10));
+}
+
+// Only fields that a user did not set follow the optimizer, and only where its row differs from the common defaults.
+TEST(Optimisation, UnsetFieldsFollowOptimizer) {
+  const OptimizerDefaults common;
+  for (size_t i = 0; i < kOptimizers.size(); ++i) {
+    const OptimizerDefaults& own = kOptimizers[i].defaults;
+    Optimisation optim{.optimizer = static_cast<OptimizerKind>(i)}, set = optim;
+    set_defaults(optim, [](std::string_view) { return false; });
+    EXPECT_EQ(optim, (Optimisation{.optimizer = set.optimizer,
+                                   .momentum = own.momentum,
+                                   .lr = own.lr,
+                                   .weight_decay = own.weight_decay,
+                                   .beta1 = own.beta1,
+                                   .beta2 = own.beta2}));
+    set.momentum = 0.5, set.lr = 2;
+    const Optimisation before = set;
+    set_defaults(set, [](std::string_view) { return true; });
+    EXPECT_EQ(set, before);
+    set_defaults(set, [](std::string_view field) { return field == "momentum"; });
+    EXPECT_EQ(set.momentum, 0.5);
+    EXPECT_EQ(set.lr, own.lr == common.lr ? 2 : own.lr);
+  }
 }
 
 }  // namespace

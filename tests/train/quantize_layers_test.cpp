@@ -26,14 +26,14 @@ const ModelConfig kLlama = [] {
 }();
 
 // Weights are large enough for layers to matter.
-std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
+std::unique_ptr<LanguageModel> random_model(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
   model->materialize(5, make_arena(), DType::float32, DType::float32);
   for (Parameter* p : model->parameters())
-    if (p->whole.ndim() == 2) {
+    if (p->full_shape.ndim() == 2) {
       const Philox random = Philox::named(7, p->name);
-      for (int64_t i = 0; i < p->whole.numel(); ++i)
+      for (int64_t i = 0; i < p->full_shape.numel(); ++i)
         p->var.value().data<float>()[i] = static_cast<float>(0.15 * random.normal(static_cast<uint64_t>(i)));
     }
   return model;
@@ -45,7 +45,7 @@ TokenFile tokens() {
   const Philox random = Philox::named(3, "tokens");
   while (out.size() < 86)
     out.push_back(static_cast<int32_t>((out.back() * 3 + out[out.size() - 2] + random.below(3, out.size())) % kVocab));
-  return TokenFile::of_tokens(out, kVocab, "drawn");
+  return TokenFile::from_tokens(out, kVocab, "drawn");
 }
 
 std::vector<Linear*> linear_layers(LanguageModel& model) {
@@ -68,7 +68,7 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
-    const auto model = drawn(config);
+    const auto model = random_model(config);
     std::map<std::string, Tensor> before;
     for (Linear* l : linear_layers(*model)) before[l->parameter(l->weight).name] = l->weight.value().clone();
     std::vector<std::string> heard;
@@ -84,14 +84,14 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
       // Measuring inputs in the final model is valid, because those of a layer depend only on preceding layers.
       InputSquares inputs(l.weight.dim(1));
-      int64_t most = 5;  // targets of the last window
+      int64_t max_rows = 5;  // targets of the last window
       l.hooks.matmul = [&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
         const Tensor rows = x.value().flat_rows();
-        inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), most)));
+        inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), max_rows)));
         return linear(x, w, b, packs);
       };
       hidden(*model, windows, 5, 1);
-      most = 5 * kContext;
+      max_rows = 5 * kContext;
       hidden(*model, windows);
       l.hooks.matmul = {};
       const double error = output_error(before.at(made[i].name), made[i].matrix, inputs);
@@ -105,22 +105,22 @@ TEST(QuantizeLayers, GptqHasLowerErrorThanRoundToNearest) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
   for (const ModelConfig& config : {kLlama, kGpt2}) {
-    const Tensor before = hidden(*drawn(config), windows);
-    const auto rounded = drawn(config), better = drawn(config), blind = drawn(config);
+    const Tensor before = hidden(*random_model(config), windows);
+    const auto rounded = random_model(config), better = random_model(config), blind = random_model(config);
     quantize_layers(*rounded, &windows, {.method = Rounding::nearest, .group = 32});
     quantize_layers(*better, &windows, {.group = 32});
     quantize_layers(*blind, nullptr, {.method = Rounding::nearest, .group = 32});
     const auto off = [&](LanguageModel& model) { return std::pow(test::distance(hidden(model, windows), before), 2); };
     EXPECT_LT(off(*better), 0.5 * off(*rounded));
-    EXPECT_TRUE(test::same_bits(hidden(*blind, windows), hidden(*rounded, windows)));
+    EXPECT_TRUE(test::bitwise_equal(hidden(*blind, windows), hidden(*rounded, windows)));
   }
 }
 
 TEST(QuantizeLayers, RejectsMismatchedArguments) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext), longer(text, 2 * kContext);
-  const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
-    expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(kGpt2), rows, o); });
+  const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& message) {
+    expect_error(Status::usage, {message}, [&] { quantize_layers(*random_model(kGpt2), rows, o); });
   };
   expect_refused(&windows, {.group = 24}, "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, got 24");
   expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");

@@ -80,10 +80,10 @@ TEST(RankMemory, MatchesRunningRanks) {
     ASSERT_EQ(expected.size(), found.size());
     for (size_t r = 0; r < found.size(); ++r) {
       EXPECT_EQ(expected[r].held, found[r].held) << to_text(plan) << ", rank " << r;
-      const double share = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
-      EXPECT_GT(share, 0.97) << to_text(plan) << ", rank " << r;
+      const double fraction = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
+      EXPECT_GT(fraction, 0.97) << to_text(plan) << ", rank " << r;
       const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // adds peaks that may not coincide
-      EXPECT_LT(share, summed ? 1.2 : 1.06) << to_text(plan) << ", rank " << r;
+      EXPECT_LT(fraction, summed ? 1.2 : 1.06) << to_text(plan) << ", rank " << r;
     }
   }
 }
@@ -286,10 +286,10 @@ TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
   const int64_t needed = total_tokens(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {needed - 1, "a test leaves"}));
-  for (const double share : {0.999, 0.5, 0.2}) {
-    const auto most = static_cast<int64_t>(static_cast<double>(needed) * share);
-    const auto refusal = memory_refusal(job, {.ranks = 2}, {most, "a test leaves"});
-    ASSERT_TRUE(refusal) << share;
+  for (const double fraction : {0.999, 0.5, 0.2}) {
+    const auto limit_bytes = static_cast<int64_t>(static_cast<double>(needed) * fraction);
+    const auto refusal = memory_refusal(job, {.ranks = 2}, {limit_bytes, "a test leaves"});
+    ASSERT_TRUE(refusal) << fraction;
     EXPECT_TRUE(has(refusal->table, "0-1"));
     EXPECT_TRUE(has(refusal->line, "a test leaves"));
     const auto said = [&](const char* field) {
@@ -304,11 +304,11 @@ TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
       return total_tokens(other);
     };
     const int64_t microbatches = said("`microbatches"), batch = said("`batch");
-    EXPECT_LE(total(microbatches, 48), most);
+    EXPECT_LE(total(microbatches, 48), limit_bytes);
     // fewer micro-batches do not fit
-    for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > most) << m;
-    EXPECT_LE(total(1, batch), most);
-    EXPECT_GT(total(1, batch + 2), most);
+    for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > limit_bytes) << m;
+    EXPECT_LE(total(1, batch), limit_bytes);
+    EXPECT_GT(total(1, batch + 2), limit_bytes);
   }
 }
 
@@ -319,8 +319,8 @@ TEST(MemoryCheck, MinimumIsExactToTheByte) {
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   for (const int64_t ranks : {1, 2}) {  // on this host: half or all of them
     const int64_t bytes = 16 * kParameters * ranks / 2;
-    EXPECT_FALSE(least_refusal(job, ranks, {bytes, "a test leaves"}));
-    EXPECT_TRUE(least_refusal(job, ranks, {bytes - 1, "a test leaves"}));
+    EXPECT_FALSE(minimum_refusal(job, ranks, {bytes, "a test leaves"}));
+    EXPECT_TRUE(minimum_refusal(job, ranks, {bytes - 1, "a test leaves"}));
   }
 }
 

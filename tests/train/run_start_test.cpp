@@ -67,7 +67,7 @@ Weights source_weights(const TrainConfig& job) {
   for (Parameter* p : model->parameters()) {
     const Philox random = Philox::named(7, p->name);
     std::vector<float>& values = out[p->name];
-    for (int64_t i = 0; i < p->whole.numel(); ++i)
+    for (int64_t i = 0; i < p->full_shape.numel(); ++i)
       values.push_back(static_cast<float>(p->init.constant + 0.4 * random.normal(static_cast<uint64_t>(i))));
   }
   return out;
@@ -91,7 +91,7 @@ FullTensors reader_for(const Weights& weights) {
   };
 }
 
-Sequences counted() { return synthetic_sequences(kVocab, kContext, kBatch, 1); }
+Sequences synthetic() { return synthetic_sequences(kVocab, kContext, kBatch, 1); }
 
 // Losses on rank 0: of a split before any step, of the first step's batch, and of the split after as many steps with
 // learning rate 0 as DiLoCo has between outer steps.
@@ -109,7 +109,7 @@ Losses asynchronous(AsyncTrainer& trainer, const Weights* weights, Communicator&
   return {loss, world.sum(first) / static_cast<double>(world.size()), loss};
 }
 
-Losses run_losses(const TrainConfig& job, const Weights* weights, const Sequences& sequences = counted()) {
+Losses run_losses(const TrainConfig& job, const Weights* weights, const Sequences& sequences = synthetic()) {
   const TokenFile split = squares(200);
   Losses out;
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -172,7 +172,7 @@ using Refusals = std::map<std::string, std::set<std::string>>;
 
 // Calls f with the job of each valid plan.
 void for_each_start(const std::string& what, Refusals& refused, const std::function<TrainConfig(const Plan&)>& make,
-                    const std::function<void(const TrainConfig&)>& f, const Sequences& sequences = counted()) {
+                    const std::function<void(const TrainConfig&)>& f, const Sequences& sequences = synthetic()) {
   for (const Plan& plan : start_plans()) {
     SCOPED_TRACE(to_text(plan) + " " + what);
     const TrainConfig job = make(plan);
@@ -290,12 +290,12 @@ TEST_F(RunStart, ResumesBytewiseUnderDifferentPlan) {
 
 // Rows that are not windows of one file: packed examples with untrained prompts, a mixture, or documents.
 Sequences make_rows(const std::string& kind) {
-  if (kind == "documents") return counted();
+  if (kind == "documents") return synthetic();
   static const Dataset mixture = [] {
     std::vector<Dataset> parts(2);
     for (Dataset& part : parts) part.tokenizer = std::make_shared<ByteTokenizer>(), part.table = kVocab;
     parts[0].train.push_back(squares(90));
-    parts[1].train.push_back(TokenFile::of_tokens(std::vector<int32_t>(50, 21), kVocab, "one token"));
+    parts[1].train.push_back(TokenFile::from_tokens(std::vector<int32_t>(50, 21), kVocab, "one token"));
     Dataset out = mixed({{"a", 1}, {"b", 3}}, std::move(parts));
     out.table = kVocab;
     return out;

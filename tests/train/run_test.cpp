@@ -39,7 +39,7 @@ class Wishes final : public RunObserver {
 
 class RunTest : public testing::Test {
  protected:
-  fs::path path(const std::string& name) const { return folder_.path() / name; }
+  fs::path path(const std::string& name) const { return directory_.path() / name; }
 
   TrainConfig config(const std::string& name, const Plan& plan) const {
     TrainConfig c{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32, .tied = false},
@@ -79,7 +79,7 @@ class RunTest : public testing::Test {
     EXPECT_EQ(steps, 8);
   }
 
-  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-run-"};
+  TemporaryDirectory directory_{fs::temp_directory_path() / "tessera-run-"};
   int64_t saved_ = 0;
 };
 

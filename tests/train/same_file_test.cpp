@@ -42,15 +42,15 @@ File train_to_file(TrainConfig job, Plan plan) {
   return run(job, job.optim.steps);
 }
 
-TrainConfig drawn_job(test::Draw& draw) {
+TrainConfig random_job(test::Sampler& sample) {
   TrainConfig job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                   .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
-  job.model.dropout = draw.of({0.0, 0.1});
-  job.model.tied = draw.of({true, false});
-  job.model.family = draw.of({Family::gpt2, Family::llama});
-  job.model.kv_heads = draw.of<int64_t>({1, 2});
-  job.optim.optimizer = draw.of({OptimizerKind::adamw, OptimizerKind::sgd});
-  job.optim.dtype = draw.of({DType::float32, DType::bfloat16});
+  job.model.dropout = sample.of({0.0, 0.1});
+  job.model.tied = sample.of({true, false});
+  job.model.family = sample.of({Family::gpt2, Family::llama});
+  job.model.kv_heads = sample.of<int64_t>({1, 2});
+  job.optim.optimizer = sample.of({OptimizerKind::adamw, OptimizerKind::sgd});
+  job.optim.dtype = sample.of({DType::float32, DType::bfloat16});
   return job;
 }
 
@@ -58,19 +58,19 @@ TrainConfig drawn_job(test::Draw& draw) {
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
 TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
-    test::Draw draw("same file", trial);
-    const TrainConfig job = drawn_job(draw);
-    const auto parts = draw.of<int64_t>({2, 3, 4});
-    Plan plan{.pp = draw.of<int64_t>({1, 2})};
-    (draw.of({true, false}) ? plan.dp : plan.microbatches) = parts;
+    test::Sampler sample("same file", trial);
+    const TrainConfig job = random_job(sample);
+    const auto parts = sample.of<int64_t>({2, 3, 4});
+    Plan plan{.pp = sample.of<int64_t>({1, 2})};
+    (sample.of({true, false}) ? plan.dp : plan.microbatches) = parts;
     if (plan.pp > 1)
-      plan.schedule = draw.of({ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1,
-                               ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
-    plan.bucket_mb = draw.of({4.0, 0.002});
-    if (plan.pp == 1) plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
-    if (plan.dp_mode == DataMode::ps_sync) plan.servers = draw.of<int64_t>({1, plan.dp});
+      plan.schedule = sample.of({ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                 ScheduleKind::zb_h1, ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
+    plan.bucket_mb = sample.of({4.0, 0.002});
+    if (plan.pp == 1) plan.dp_mode = sample.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
+    if (plan.dp_mode == DataMode::ps_sync) plan.servers = sample.of<int64_t>({1, plan.dp});
     if (plan.dp_mode == DataMode::ddp)
-      plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
+      plan.zero = sample.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
     const Plan one{.tie_copies = plan.pp > 1, .microbatches = parts};
     EXPECT_TRUE(train_to_file(job, plan) == train_to_file(job, one)) << trial << ": " << to_text(plan);
   }
@@ -80,8 +80,8 @@ TEST(CheckpointBytes, MatchOneRankUnderEveryPlan) {
 // once, others after each micro-batch.
 TEST(CheckpointBytes, DependOnlyOnNumberOfReductionsPerStep) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
-    test::Draw draw("same file", trial);
-    const TrainConfig job = drawn_job(draw);
+    test::Sampler sample("same file", trial);
+    const TrainConfig job = random_job(sample);
     Plan plan{.dp = 2, .microbatches = 3};
     const auto with = [&](DataMode mode, ZeroStage zero) {
       plan.dp_mode = mode;
@@ -127,10 +127,10 @@ void expect_identical_after_resume(const Plan& before, const Plan& after, Optimi
                                    DType dtype = DType::float32) {
   SCOPED_TRACE(to_text(before) + " then " + to_text(after));
   const TrainConfig first = job_with(before, optimizer, dtype);
-  const File whole = run(first, 7), half = run(first, 4);
+  const File full_tensors = run(first, 7), half = run(first, 4);
   File rest = run(job_with(after, optimizer, dtype), 7, &half, 4);
-  EXPECT_EQ(whole.size(), rest.size());
-  for (const auto& [name, bytes] : whole) EXPECT_TRUE(bytes == rest[name]) << name;
+  EXPECT_EQ(full_tensors.size(), rest.size());
+  for (const auto& [name, bytes] : full_tensors) EXPECT_TRUE(bytes == rest[name]) << name;
 }
 
 // Runs are resumed after step 4, between the outer steps of steps 3 and 6; with two fragments, the second one has its
@@ -167,7 +167,7 @@ void expect_loss_of_synchronized_weights(TrainConfig job) {
     for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
     const double loss = trainer.mean_loss(tokens);
     for (size_t u = 0; u < before.size(); ++u)
-      if (!test::same_bits(before[u].on_host(), trainer.strategy().shards()[u].values.on_host())) changed = true;
+      if (!test::bitwise_equal(before[u].on_host(), trainer.strategy().shards()[u].values.on_host())) changed = true;
     save(trainer, saved);
     if (world.rank() == 0) found = loss;
   });
@@ -236,7 +236,7 @@ namespace fs = std::filesystem;
 std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
   std::vector<SavedPart> out;
   for (const TensorSlice& h : held) {
-    out.push_back({h.name, h.parameter->whole, h.parameter->shard, h.begin, h.part.numel()});
+    out.push_back({h.name, h.parameter->full_shape, h.parameter->shard, h.begin, h.part.numel()});
     out.back().shard.axis.clear();
   }
   return out;
@@ -256,11 +256,11 @@ void write_part(const fs::path& file, const std::vector<TensorSlice>& held) {
   write_safetensors(file, tensors, {{"parts", describe_parts(saved_parts(held))}});
 }
 
-void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Draw& draw) {
+void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Sampler& sample) {
   ASSERT_EQ(saved.all().size(), tensors.size());
   for (const NamedTensor& t : tensors) {
-    const int64_t element = element_size(t.tensor.dtype()), begin = draw.between(0, t.tensor.numel() - 1),
-                  count = draw.between(1, t.tensor.numel() - begin);
+    const int64_t element = element_size(t.tensor.dtype()), begin = sample.between(0, t.tensor.numel() - 1),
+                  count = sample.between(1, t.tensor.numel() - begin);
     std::vector<std::byte> read(static_cast<size_t>(count * element));
     saved.tensors()(t.name, t.tensor.dtype(), t.tensor.shape())(begin, read);
     EXPECT_TRUE(std::equal(read.begin(), read.end(), t.tensor.raw() + begin * element)) << t.name;
@@ -270,11 +270,11 @@ void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTenso
 // All state except the model, on rank 0; with local updates, each replica's state and values.
 std::vector<NamedTensor> full_states(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().local_updates;
-  std::vector<NamedTensor> out = whole_state(trainer);
+  std::vector<NamedTensor> out = full_state(trainer);
   for (int copy = 0; apart && copy < trainer.strategy().copies(); ++copy) {
-    for (NamedTensor& t : whole_values(trainer, copy))
+    for (NamedTensor& t : full_values(trainer, copy))
       out.push_back({t.name + ".value" + suffix_of_copy(copy), t.tensor});
-    for (NamedTensor& t : whole_state(trainer, copy))
+    for (NamedTensor& t : full_state(trainer, copy))
       if (copy > 0 && !t.name.ends_with(".common") && !t.name.ends_with(".outer"))
         out.push_back({t.name + suffix_of_copy(copy), t.tensor});
   }
@@ -285,51 +285,52 @@ using SavedTensorsTest = DataTest;
 
 TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
-    test::Draw draw("saved parts", trial);
+    test::Sampler sample("saved parts", trial);
     TrainConfig job{
-        .model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .tied = draw.of({true, false})},
+        .model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .tied = sample.of({true, false})},
         .optim = {.steps = 1, .batch = 8}};
-    job.model.family = draw.of({Family::gpt2, Family::llama});
-    job.optim.optimizer = draw.of({OptimizerKind::adamw, OptimizerKind::sgd});
-    job.optim.dtype = draw.of({DType::float32, DType::bfloat16});
+    job.model.family = sample.of({Family::gpt2, Family::llama});
+    job.optim.optimizer = sample.of({OptimizerKind::adamw, OptimizerKind::sgd});
+    job.optim.dtype = sample.of({DType::float32, DType::bfloat16});
     Plan& plan = job.plan;
-    plan = {.pp = draw.of<int64_t>({1, 2}),
-            .dp = draw.of<int64_t>({1, 2}),
-            .cp = draw.of<int64_t>({1, 2}),
-            .tp = draw.of<int64_t>({1, 2})};
+    plan = {.pp = sample.of<int64_t>({1, 2}),
+            .dp = sample.of<int64_t>({1, 2}),
+            .cp = sample.of<int64_t>({1, 2}),
+            .tp = sample.of<int64_t>({1, 2})};
     plan.threads_per_rank = 1;
-    plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
+    plan.zero = sample.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
     if (plan.pp > 1) plan.microbatches = 2;
-    plan.schedule = plan.pp > 1 ? draw.of({ScheduleKind::one_f_one_b, ScheduleKind::zb_v}) : ScheduleKind::one_f_one_b;
+    plan.schedule =
+        plan.pp > 1 ? sample.of({ScheduleKind::one_f_one_b, ScheduleKind::zb_v}) : ScheduleKind::one_f_one_b;
     if (plan.ranks() == plan.dp && plan.zero == ZeroStage::none)
-      plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
-    if (plan.dp_mode == DataMode::ddp && plan.zero == ZeroStage::none && draw.of({true, false}))
+      plan.dp_mode = sample.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
+    if (plan.dp_mode == DataMode::ddp && plan.zero == ZeroStage::none && sample.of({true, false}))
       plan.dp_mode = DataMode::diloco, plan.dp = plan.ranks() > 4 ? plan.dp : 2;
     if (plan.dp_mode == DataMode::ps_sync) plan.servers = plan.dp;
-    if (plan.zero != ZeroStage::none && plan.dp * plan.cp == 4) plan.shard_ranks = draw.of<int64_t>({0, 1, 2});
-    if (plan.dp_mode != DataMode::ps_sync && draw.of({true, false})) job.optim.optimizer = OptimizerKind::muon;
+    if (plan.zero != ZeroStage::none && plan.dp * plan.cp == 4) plan.shard_ranks = sample.of<int64_t>({0, 1, 2});
+    if (plan.dp_mode != DataMode::ps_sync && sample.of({true, false})) job.optim.optimizer = OptimizerKind::muon;
     SCOPED_TRACE(to_text(plan));
     check(job);
     for (const auto& e : fs::directory_iterator(path(""))) fs::remove(e.path());
     const auto values = parts_of_ranks(job, false), state = parts_of_ranks(job, true);
     ASSERT_EQ(std::ssize(values), plan.ranks());
     std::vector<std::string> held(values.size()), held_state(values.size());
-    std::vector<NamedTensor> whole, whole_of_state;
+    std::vector<NamedTensor> full_tensors, full_state_tensors;
     train(job, 1, [&](Trainer& trainer, Communicator& world) {
       const auto rank = static_cast<size_t>(world.rank());
       const std::vector<TensorSlice> mine = own_values(trainer), mine_of_state = own_state(trainer);
       held[rank] = to_string(saved_parts(mine)), held_state[rank] = to_string(saved_parts(mine_of_state));
       write_part(path(part_name("model", rank, values.size())), mine);
       write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
-      std::vector<NamedTensor> all = whole_values(trainer), all_of_state = full_states(trainer);
-      if (rank == 0) whole = std::move(all), whole_of_state = std::move(all_of_state);
+      std::vector<NamedTensor> all = full_values(trainer), all_of_state = full_states(trainer);
+      if (rank == 0) full_tensors = std::move(all), full_state_tensors = std::move(all_of_state);
     });
     for (size_t r = 0; r < values.size(); ++r) {
       EXPECT_EQ(to_string(values[r]), held[r]) << "rank " << r;
       EXPECT_EQ(to_string(state[r]), held_state[r]) << "rank " << r;
     }
-    expect_full_tensors(SavedTensors(path(""), "model"), whole, draw);
-    expect_full_tensors(SavedTensors(path(""), "optimizer"), whole_of_state, draw);
+    expect_full_tensors(SavedTensors(path(""), "model"), full_tensors, sample);
+    expect_full_tensors(SavedTensors(path(""), "optimizer"), full_state_tensors, sample);
   }
 }
 
@@ -346,7 +347,7 @@ TEST_F(SavedTensorsTest, ReportsMissingElements) {
     SavedTensors(path(""), "model").tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
     return out;
   };
-  const auto refused = [&](const std::string& words) { expect_error(Status::input, {words}, read); };
+  const auto refused = [&](const std::string& message) { expect_error(Status::input, {message}, read); };
   const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
     return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };

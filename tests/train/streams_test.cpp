@@ -77,14 +77,14 @@ Streams masks(Plan plan, int64_t seed) {
     };
     const auto add = [&](const Module& module, const Tensor& y, bool by_heads) {
       for (int64_t row = 0; row < y.dim(0); ++row) {
-        Values kept = test::numbers(y.select(0, row));
+        Values masked = test::host_values(y.select(0, row));
         if (by_heads) {  // the keys visible to a query
-          const Values all = std::exchange(kept, {});
+          const Values all = std::exchange(masked, {});
           for (size_t i = 0; i < all.size(); ++i)  // head, query, key
-            if (i % 16 <= i / 16 % 16) kept.push_back(all[i / 16 % 16 * kChannels + i / 256 * 16 + i % 16]);
+            if (i % 16 <= i / 16 % 16) masked.push_back(all[i / 16 % 16 * kChannels + i / 256 * 16 + i % 16]);
         }
         const std::lock_guard lock(one_at_a_time);
-        out.add(fmt::format("{} {} {} {}", module.full_name(), seed, at.step, at.first_sequence + row), kept, 0);
+        out.add(fmt::format("{} {} {} {}", module.full_name(), seed, at.step, at.first_sequence + row), masked, 0);
       }
     };
     // Scores are equal, and values identify the keys.
@@ -132,7 +132,7 @@ TEST(RandomStreams, ParametersHaveSeparateStreams) {
         const Parameter& p = *unit.slots[s].parameter;
         const std::string name = fmt::format("{} {}", p.source(), seed);
         Streams& to = p.is_copy() ? copies : all;
-        if (p.init.deviation > 0) to.add(name, test::numbers(p.var.value()), 0);
+        if (p.init.deviation > 0) to.add(name, test::host_values(p.var.value()), 0);
         const Philox stream = rounding_streams(unit, seed)[s];
         EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // that stream is used for initial values
         RoundingBits random;
@@ -184,14 +184,14 @@ TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
     std::vector<int32_t> tokens(kTokens);
     std::iota(tokens.begin(), tokens.end(), begin);
     Dataset d;
-    d.train = {TokenFile::of_tokens(tokens, 3 * kTokens, "numbers")};
+    d.train = {TokenFile::from_tokens(tokens, 3 * kTokens, "numbers")};
     d.val = d.train[0], d.val_bytes = 1, d.tokenizer = std::make_shared<ByteTokenizer>();
     return d;
   };
-  const TemporaryDirectory folder(std::filesystem::temp_directory_path() / "tessera-streams-");
-  std::ofstream file(folder.path() / "rows.jsonl");
+  const TemporaryDirectory directory(std::filesystem::temp_directory_path() / "tessera-streams-");
+  std::ofstream file(directory.path() / "rows.jsonl");
   for (int i = 0; i < 600; ++i) file << R"({"text": ")" << (i < 300 ? 'a' : 'b') << "xyz\"}" << std::endl;
-  const Dataset rows = load_examples(folder.path() / "rows.jsonl", {.name = "bytes"}, {.context = kContext});
+  const Dataset rows = load_examples(directory.path() / "rows.jsonl", {.name = "bytes"}, {.context = kContext});
   Streams all;
   for (const uint64_t seed : {1U, 2U}) {
     const auto of = [&](const Dataset& d, bool shuffle) { return make_sequences(d, kContext, kBatch, seed, shuffle); };

@@ -31,7 +31,7 @@ inline void train(const TrainConfig& job, int64_t steps, const std::function<voi
 inline TokenFile squares(int32_t count) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < count; ++i) tokens.push_back(i * i % 37);
-  return TokenFile::of_tokens(tokens, 37, "squares");
+  return TokenFile::from_tokens(tokens, 37, "squares");
 }
 
 // Tensors by name, for a trainer to read.
@@ -53,10 +53,10 @@ inline void save(Trainer& trainer, File& file) {
       const std::lock_guard lock(one_at_a_time);
       const Tensor part = h.part.on_host().contiguous();
       const int64_t element = element_size(part.dtype());
-      std::vector<std::byte>& whole = file[h.name];
-      whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
+      std::vector<std::byte>& full = file[h.name];
+      full.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
       for_each_run(*h.parameter, h.begin, h.begin + part.numel(), [&](int64_t here, int64_t there, int64_t count) {
-        std::memcpy(whole.data() + there * element, part.raw() + (here - h.begin) * element,
+        std::memcpy(full.data() + there * element, part.raw() + (here - h.begin) * element,
                     static_cast<size_t>(count * element));
       });
     }

@@ -23,7 +23,7 @@ namespace {
 Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
-  const auto kept = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
+  const auto count_targets = [=](int64_t step, int64_t s) {  // number of targets, 1 to context, mostly few
     const auto at = static_cast<uint64_t>(step * batch + s);
     return 1 + random.below(static_cast<uint64_t>(random.below(3, at) == 0 ? context : 2), at, 1);
   };
@@ -31,12 +31,12 @@ Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   made.load = [=, load = std::move(made.load)](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     load(step, first, count, in, out);
     for (int64_t s = 0; s < count; ++s)
-      for (int64_t t = 0; t < context - static_cast<int64_t>(kept(step, first + s)); ++t)
+      for (int64_t t = 0; t < context - static_cast<int64_t>(count_targets(step, first + s)); ++t)
         out[s * context + t] = Rows::kIgnored;
   };
   made.trained = [=](int64_t step) {
     int64_t sum = 0;
-    for (int64_t s = 0; s < batch; ++s) sum += static_cast<int64_t>(kept(step, s));
+    for (int64_t s = 0; s < batch; ++s) sum += static_cast<int64_t>(count_targets(step, s));
     return sum;
   };
   if (!packed) return made;
@@ -56,38 +56,38 @@ Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
 
 using namespace test;
 
-TypedOptions draw_plan(Draw& d) {
+TypedOptions sample_plan(Sampler& d) {
   TypedOptions o = small_plan();
-  draw(d, o, "layers=1..3 heads=1..3");
+  sample(d, o, "layers=1..3 heads=1..3");
   o["channels"] = o.model.heads * 4 * d.between(1, 5);
-  draw(d, o, "context=3..20 vocab=5..90");
+  sample(d, o, "context=3..20 vocab=5..90");
   o.ranks = d.of<int64_t>({2, 3, 4, 8});
   o["microbatches"] = d.between(1, 3);
   o["batch"] = *o.ranks * o.plan.microbatches * d.between(1, 3);
-  draw(d, o, "dropout=0|0.1|0.3 dtype=fp32|fp32|bf16|fp64");
+  sample(d, o, "dropout=0|0.1|0.3 dtype=fp32|fp32|bf16|fp64");
   o["grad_dtype"] = value_name(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
-  draw(
+  sample(
       d, o,
       "optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 recompute=none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
   o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["dp_mode"] = d.of<const char*>({"ddp", "ddp", "ddp", "ddp", "dataparallel", "ps-sync"});
   if (value_name(o.plan.dp_mode) == "ddp")
-    draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|0.01|4");
+    sample(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|0.01|4");
   o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
   if (value_name(o.plan.dp_mode) == "ps-sync") o["servers"] = d.between(1, *o.ranks);
-  draw_family(d, o);
-  draw_experts(d, o, *o.ranks);
+  sample_family(d, o);
+  sample_experts(d, o, *o.ranks);
   if (value_name(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
-  draw_replicas(d, o, *o.ranks);
+  sample_replicas(d, o, *o.ranks);
   return o;
 }
 
-TEST(Contract, RandomPlansTrainLikeOneRank) { expect_drawn_pass(60, "plans", draw_plan); }
+TEST(Contract, RandomPlansTrainLikeOneRank) { expect_random_pass(60, "plans", sample_plan); }
 
 TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
-  for (const char* words : {"dtype=fp32 ranks=2", "dtype=fp32 ranks=3", "dtype=bf16 ranks=2", "dtype=bf16 ranks=3"})
-    expect_passes(small_plan(fmt::format("microbatches=2 {}", words)),
+  for (const char* options : {"dtype=fp32 ranks=2", "dtype=fp32 ranks=3", "dtype=bf16 ranks=2", "dtype=bf16 ranks=3"})
+    expect_passes(small_plan(fmt::format("microbatches=2 {}", options)),
                   {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
@@ -112,9 +112,9 @@ TEST(Contract, TiedWeightCopiesAreReducedSeparately) {
 // In the second step no token passes through the last block or the first block's feed-forward layer. Gradients of the
 // first step must neither accumulate nor remain: the moments decay, and AdamW's step equals the oracle's.
 TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
-  for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
-                            "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
-    TrainConfig job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
+  for (const char* options : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
+                              "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
+    TrainConfig job = resolve(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", options)));
     job.make = [](const ModelConfig& config) {
       std::unique_ptr<LanguageModel> model = make_model(config);
       const auto skip = [m = model.get()](const Module::Inner& inner, const Var& x) {
@@ -134,21 +134,21 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
             continue;
           const std::vector<float> grads = unit.grads.narrow(0, begin, end - begin).to_vector<float>();
           const bool is_zero = std::ranges::count(grads, 0.F) == std::ssize(grads);
-          EXPECT_EQ(is_zero, t.steps_done() == 1) << words << ": " << name;
+          EXPECT_EQ(is_zero, t.steps_done() == 1) << options << ": " << name;
           if (is_zero) skipped += end - begin;
         }
     }};
     const VerifyResult r = verify(job, hooks);
-    EXPECT_TRUE(r.passed() && r.bitwise) << words << ": " << testing::PrintToString(r.failures);
-    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << words;  // at least the matrices of both skipped modules
+    EXPECT_TRUE(r.passed() && r.bitwise) << options << ": " << testing::PrintToString(r.failures);
+    EXPECT_GE(skipped, (12 + 8) * 32 * 32) << options;  // at least the matrices of both skipped modules
   }
 }
 
 TEST(Contract, LossDecreases) {
-  for (const std::string words :
+  for (const std::string options :
        {"ranks=2 zero=2", "ranks=2 zero=3", "pp=2 dp=2 cp=2 tp=2 sp=true zero=1 microbatches=2 batch=12"}) {
-    const VerifyResult r = expect_passes(small_plan("steps=40 " + words));
-    EXPECT_LT(r.losses.at(39), r.losses.at(0) - 0.2) << words;
+    const VerifyResult r = expect_passes(small_plan("steps=40 " + options));
+    EXPECT_LT(r.losses.at(39), r.losses.at(0) - 0.2) << options;
   }
 }
 
@@ -156,11 +156,11 @@ TEST(Contract, LossDecreases) {
 // and all combinations up to 16 ranks, within the contract's tolerance.
 
 // Options of every random plan.
-TypedOptions draw_model(Draw& d) {
+TypedOptions sample_model(Sampler& d) {
   TypedOptions o = small_plan();
-  draw(d, o,
-       "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
-       "recompute=none|none|activation|activation+norm|attention|block");
+  sample(d, o,
+         "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
+         "recompute=none|none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
   o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["timeout"] = 60;
@@ -168,49 +168,49 @@ TypedOptions draw_model(Draw& d) {
 }
 
 // Pipelines with DDP or ZeRO.
-TypedOptions draw_exact_plan(Draw& d) {
-  TypedOptions o = draw_model(d);
+TypedOptions sample_exact_plan(Sampler& d) {
+  TypedOptions o = sample_model(d);
   o["heads"] = d.between(1, 3);
   o["channels"] = o.model.heads * 4 * d.between(1, 4);
   o["context"] = d.between(3, 14);
   o["pp"] = d.between(1, 4);
-  draw_schedule(d, o, "microbatches=1..6", 3, 2);
+  sample_schedule(d, o, "microbatches=1..6", 3, 2);
   o["dp"] = d.of<int64_t>({1, 1, 2, 3});
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
   o["grad_dtype"] = value_name(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
-  draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|4");
-  draw_family(d, o);
-  draw_experts(d, o, o.plan.dp);
+  sample(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|4");
+  sample_family(d, o);
+  sample_experts(d, o, o.plan.dp);
   if (value_name(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
-  draw_replicas(d, o, o.plan.dp * o.plan.cp);
+  sample_replicas(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
-TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_drawn_pass(40, "pipelines", draw_exact_plan); }
+TEST(MeshContract, PipelinesMatchOneRankExactly) { expect_random_pass(40, "pipelines", sample_exact_plan); }
 
 // With at least one tensor or context rank, and at most 16 in total.
-TypedOptions draw_split_plan(Draw& d) {
-  TypedOptions o = draw_model(d);
-  do draw(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
+TypedOptions sample_split_plan(Sampler& d) {
+  TypedOptions o = sample_model(d);
+  do sample(d, o, "tp=1|2|2|3|4 cp=1|1|2|3 dp=1|1|2 pp=1|1|2|3");
   while (o.plan.tp * o.plan.cp == 1 || o.plan.tp * o.plan.cp * o.plan.dp * o.plan.pp > 16);
   if (o.plan.pp > 1)
-    draw_schedule(d, o, "microbatches=1..6", 3, 2);
+    sample_schedule(d, o, "microbatches=1..6", 3, 2);
   else
     o["layers"] = d.between(1, 3);
-  draw(d, o, "cp_mode=ring|ulysses sp=false|true");
+  sample(d, o, "cp_mode=ring|ulysses sp=false|true");
   const int64_t unit = o.plan.tp * (value_name(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 3);
   o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 2);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
-  draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root dtype=fp64|fp64|fp64|fp32|bf16 steps=4");
-  draw_family(d, o, unit);
-  draw_experts(d, o, o.plan.dp * o.plan.cp);
+  sample(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root dtype=fp64|fp64|fp64|fp32|bf16 steps=4");
+  sample_family(d, o, unit);
+  sample_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
-TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_drawn_pass(40, "products", draw_split_plan); }
+TEST(MeshContract, CombinedAxesTrainLikeOneRank) { expect_random_pass(40, "products", sample_split_plan); }
 
 // One plan of each kind, so that failures are identified.
 TEST(MeshContract, EachScheduleTrainsLikeOneRank) {
@@ -277,10 +277,10 @@ VerifyHooks masked(bool packed) {
   return {.sequences = [packed](const TrainConfig& job) { return masked_sequences(job, packed); }};
 }
 
-TypedOptions masked_plan(const std::string& words) { return small_plan("channels=16 steps=3 batch=12 " + words); }
+TypedOptions masked_plan(const std::string& options) { return small_plan("channels=16 steps=3 batch=12 " + options); }
 
-void expect_masked_passes(const std::string& words, bool packed) {
-  TypedOptions o = masked_plan(words);
+void expect_masked_passes(const std::string& options, bool packed) {
+  TypedOptions o = masked_plan(options);
   o["document_mask"] = packed;
   expect_passes(o, masked(packed));
 }
@@ -297,7 +297,7 @@ TEST(MaskedTargets, TrainLikeOneRank) {
                                           "dp=2 microbatches=2 dtype=fp64 cp=2 cp_mode=ulysses",
                                           "dp=2 microbatches=2 dtype=fp64 tp=2 sp=true"};
   for (const bool packed : {false, true})
-    for (const char* words : plans) expect_masked_passes(words, packed);
+    for (const char* options : plans) expect_masked_passes(options, packed);
   expect_masked_passes("dp=2 microbatches=2 dp_mode=dataparallel", false);
 }
 

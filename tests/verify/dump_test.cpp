@@ -26,27 +26,27 @@ namespace fs = std::filesystem;
 
 constexpr double kBound = 1e-12;
 
-Sequences sequences_for(const TrainConfig& job) { return test::counted(job, job.optim.seed); }
+Sequences sequences_for(const TrainConfig& job) { return test::synthetic(job, job.optim.seed); }
 
 // Calls `first` on every rank and then trains under the plan to the end, dumping the given step, or none if it is 0.
 // Returns the losses and the final parameters.
 std::vector<std::vector<double>> train(
-    const TrainConfig& job, int64_t step, const fs::path& folder,
+    const TrainConfig& job, int64_t step, const fs::path& directory,
     const std::function<void(Trainer&)>& first = [](Trainer&) {}) {
   std::vector<std::vector<double>> out(1);
   test::on_ranks(job, sequences_for(job), [&](Trainer& trainer) {
     first(trainer);
-    if (step > 0) trainer.dump(step, folder);
+    if (step > 0) trainer.dump(step, directory);
     while (trainer.steps_done() < job.optim.steps) {
       const StepReport report = trainer.step();
       if (trainer.world().rank() == 0) out[0].push_back(report.loss);
     }
-    for (const NamedTensor& t : whole_values(trainer)) out.push_back(test::numbers(t.tensor));
+    for (const NamedTensor& t : full_values(trainer)) out.push_back(test::to_doubles(t.tensor));
   });
   return out;
 }
 
-std::vector<double> numbers(const TensorBytes& t) {
+std::vector<double> to_doubles(const TensorBytes& t) {
   EXPECT_EQ(t.dtype, DType::float64);
   std::vector<double> out(t.bytes.size() / sizeof(double));
   std::memcpy(out.data(), t.bytes.data(), t.bytes.size());
@@ -63,7 +63,7 @@ void expect_same(const fs::path& found, const fs::path& expected, const std::str
     if (t.dtype == DType::int32)
       EXPECT_TRUE(std::ranges::equal(o.bytes, t.bytes)) << plan << ": " << t.name;
     else
-      EXPECT_LE(test::distance(numbers(o), numbers(t)), kBound) << plan << ": " << t.name;
+      EXPECT_LE(test::distance(to_doubles(o), to_doubles(t)), kBound) << plan << ": " << t.name;
   }
 }
 
@@ -90,14 +90,14 @@ void expect_dump_of_one_rank(const TypedOptions& o) {
 using namespace test;
 
 // A plan of at most 12 ranks, with an optimizer that does not amplify rounding errors.
-TypedOptions draw_dumped(Draw& d) {
+TypedOptions sample_dumped(Sampler& d) {
   TypedOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
-  do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
+  do sample(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
   while (o.plan.ranks() > 12);
-  draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
-  draw(d, o, "recompute=none|activation|activation+norm|attention|block|block dump=1|2");
+  sample(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
+  sample(d, o, "recompute=none|activation|activation+norm|attention|block|block dump=1|2");
   if (o.plan.pp > 1) {
-    draw_schedule(d, o, "", 2, 1);
+    sample_schedule(d, o, "", 2, 1);
   } else if (o.plan.tp == 1 && o.plan.cp == 1 && d.between(0, 2) == 0) {
     say(o, d.of<const char*>({"dp_mode=dataparallel zero=0", "dp_mode=ps-sync zero=0"}));
   }
@@ -107,44 +107,44 @@ TypedOptions draw_dumped(Draw& d) {
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["steps"] = o.run.dump;
-  draw_family(d, o, unit);
-  draw_experts(d, o, o.plan.dp * o.plan.cp);
+  sample_family(d, o, unit);
+  sample_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
 TEST(Dump, RandomPlanMatchesOneRank) {
   for (uint64_t trial = 0; trial < plans(40); ++trial) {
     SCOPED_TRACE(trial);
-    Draw d("dumps", trial);
-    expect_dump_of_one_rank(draw_dumped(d));
+    Sampler d("dumps", trial);
+    expect_dump_of_one_rank(sample_dumped(d));
   }
 }
 
 // One plan of each kind, so that failures are identified.
 TEST(Dump, EachKindOfPlanMatchesOneRank) {
-  for (const char* words :
+  for (const char* options :
        {"dp=2 microbatches=2", "dp=2 zero=3 recompute=block", "dp=2 dp_mode=dataparallel", "dp=2 dp_mode=ps-sync",
         "tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses", "cp=2 tp=2 sp=true family=llama",
         "pp=2 microbatches=4 layers=4 schedule=interleaved chunks=2", "pp=2 microbatches=4 layers=4 schedule=zb-v",
         "pp=2 dp=2 microbatches=2 schedule=zb-h1", "dp=2 ep=2 experts=4 family=llama untied=true",
         "tp=2 experts=4 family=llama recompute=block", "dp=2 lora_rank=2 lora_targets=all"})
-    expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + words));
+    expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + options));
 }
 
 // Compares the dumped step and the steps around it, in fp32, where a different summation order would be visible.
 TEST(Dump, DoesNotAffectTraining) {
-  for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
-                                  "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
-    const TrainConfig job = verifiable(resolve(small_plan("steps=3 batch=8 " + words)));
-    const Exchange folder;
-    EXPECT_EQ(train(job, 2, folder.path("")), train(job, 0, folder.path(""))) << words;
-    EXPECT_TRUE(fs::exists(folder.path("dump_2.safetensors")));
+  for (const std::string options : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
+                                    "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
+    const TrainConfig job = verifiable(resolve(small_plan("steps=3 batch=8 " + options)));
+    const Exchange directory;
+    EXPECT_EQ(train(job, 2, directory.path("")), train(job, 0, directory.path(""))) << options;
+    EXPECT_TRUE(fs::exists(directory.path("dump_2.safetensors")));
   }
 }
 
 // A rank fails within the step, whatever other ranks have already written.
 TEST(Dump, AbortedDumpLeavesNoFile) {
-  const Exchange folder;
+  const Exchange directory;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=3")));
   Sequences sequences = sequences_for(job);
   sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
@@ -152,31 +152,31 @@ TEST(Dump, AbortedDumpLeavesNoFile) {
     load(step, first, count, in, out);
   };
   const auto run = [&](Trainer& trainer) {
-    trainer.dump(2, folder.path(""));
+    trainer.dump(2, directory.path(""));
     trainer.step();
     trainer.step();
   };
   expect_error(Status::usage, {"[rank 1] these cannot be read"}, [&] { on_ranks(job, sequences, run); });
-  EXPECT_TRUE(fs::is_empty(folder.path("")));
+  EXPECT_TRUE(fs::is_empty(directory.path("")));
 }
 
 // Hooks are missing on one rank, so the file would contain zeros in place of its values.
 TEST(Dump, IncompleteDumpIsAnError) {
-  const Exchange folder;
+  const Exchange directory;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
-    StepDump dump(trainer, 1, folder.path(""));
+    StepDump dump(trainer, 1, directory.path(""));
     dump.begin(sequences_for(job));
     dump.finish(0);
   };
   expect_error(Status::usage, {"bytes of", "dump_1.safetensors were not written"},
                [&] { on_ranks(job, sequences_for(job), run); });
-  EXPECT_TRUE(fs::is_empty(folder.path("")));
+  EXPECT_TRUE(fs::is_empty(directory.path("")));
 }
 
 TEST(Dump, RejectsUnsynchronizedRanks) {
-  const auto refused = [](const char* words, int64_t step, const char* why) {
-    const TrainConfig job = resolve(small_plan(words));
+  const auto refused = [](const char* options, int64_t step, const char* why) {
+    const TrainConfig job = resolve(small_plan(options));
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
@@ -188,20 +188,20 @@ TEST(Dump, RejectsUnsynchronizedRanks) {
 // PyTorch modules with the hub's names, and hooks on them.
 TEST(Dump, MatchesPyTorchHooks) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
-  for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
-                                  "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
-    const TrainConfig job = verifiable(resolve(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
-    const Exchange folder;
-    train(job, 1, folder.path(""), [&](Trainer& trainer) {
+  for (const std::string options : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
+                                    "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
+    const TrainConfig job = verifiable(resolve(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + options)));
+    const Exchange directory;
+    train(job, 1, directory.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;
-      const std::vector<NamedTensor> values = whole_values(trainer);
+      const std::vector<NamedTensor> values = full_values(trainer);
       for (const NamedTensor& t : values) bytes.push_back(as_bytes(t.name, t.tensor));
       const ModelConfig& c = trainer.full_model().config;
       if (trainer.world().rank() == 0)
-        write_safetensors(folder.path("weights"), bytes,
+        write_safetensors(directory.path("weights"), bytes,
                           {{"heads", std::to_string(c.heads)}, {"shared", std::to_string(c.key_heads())}});
     });
-    EXPECT_NO_THROW(folder.run(TESSERA_SOURCE_DIR "/tests/compare/dump_reference.py")) << words;
+    EXPECT_NO_THROW(directory.run(TESSERA_SOURCE_DIR "/tests/compare/dump_reference.py")) << options;
   }
 }
 

@@ -71,10 +71,10 @@ int64_t optimizer_of_first(const TypedOptions& o) { return expected_memory(resol
 // One layer of 16 channels, context 8, vocabulary 32. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
 // Sharded over two ranks in multiples of 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
-TypedOptions tiny(std::string_view words) {
+TypedOptions tiny(std::string_view options) {
   TypedOptions o = verify_defaults();
   say(o, "layers=1 heads=2 channels=16 context=8 vocab=32");
-  say(o, words);
+  say(o, options);
   return o;
 }
 
@@ -186,7 +186,8 @@ TEST(Expected, DilocoTrafficWithContextRanksMatchesManualCount) {
 using Peaks = std::vector<int64_t>;
 
 TEST(StageMemory, PeaksMatchManualCount) {
-  const StageMemory m{.kept = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
+  const StageMemory m{
+      .saved = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
   EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
   EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
   EXPECT_EQ(peaks_of_ranks(naive(2, 3), {m, m}, 1), (Peaks{100 + 15, 100 + 15}));
@@ -195,14 +196,14 @@ TEST(StageMemory, PeaksMatchManualCount) {
   // Stages 1 and 2 are both on rank 1, which runs 1F 2F 2I 2W 1I 1W for one micro-batch. At 2I it holds the 10 of stage
   // 1; at 1I only the received gradient, which is included in its 15.
   EXPECT_EQ(peaks_of_ranks(zb_v(2, 1), {m, m, m, m}, 1).at(1), 200 + 10 + 15);
-  const StageMemory little{.kept = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
+  const StageMemory little{.saved = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
   const Schedule both = parse_schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1\n", "both");
   // Before 1F0 the outputs of 0F0 and 0F1 are held, 3 bytes each; the first is the input of 1F0 and included in its 5.
   EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));
 }
 
-TypedOptions pipeline_plan(const std::string& words) {
-  return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + words);
+TypedOptions pipeline_plan(const std::string& options) {
+  return small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3 " + options);
 }
 
 TEST(StageMemory, BoundIsTight) {
@@ -252,7 +253,7 @@ TEST_F(Bounds, CalibrationStaysWithinLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
     const TrainConfig job = resolve(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
-    const double bound = compute_tolerance(job, test::counted(job)).bound;
+    const double bound = compute_tolerance(job, test::synthetic(job)).bound;
     EXPECT_GE(bound, 63.999 * unit);
     EXPECT_LE(bound, 256.001 * unit);
   }
@@ -294,8 +295,8 @@ TEST_F(Bounds, RejectScalarsOutsideTolerance) {
 struct Tensors {
   ArenaPtr arena = make_arena();
   DType dtype;
-  Parameter first{.name = "first", .whole = {12}}, second{.name = "second", .whole = {12}};
-  Tensor whole = filled({32});
+  Parameter first{.name = "first", .full_shape = {12}}, second{.name = "second", .full_shape = {12}};
+  Tensor unsharded = filled({32});
   std::vector<NamedTensor> found = {{"first", filled({12})}, {"second", filled({12})}};
   explicit Tensors(DType d) : dtype(d) {}
 
@@ -305,7 +306,8 @@ struct Tensors {
     return t;
   }
   bool pass(VerifyResult result, bool exactly = false) {
-    const FlatUnit unit{.name = "unit", .values = whole, .grads = {}, .slots = {{&first, 0, 12}, {&second, 16, 12}}};
+    const FlatUnit unit{
+        .name = "unit", .values = unsharded, .grads = {}, .slots = {{&first, 0, 12}, {&second, 16, 12}}};
     Comparison comparison(result);
     if (exactly) comparison.exactly();
     double worst = 0;
@@ -315,7 +317,7 @@ struct Tensors {
                         .kind = TensorDifference::Kind::gradient,
                         .found = found,
                         .units = units,
-                        .full = {whole},
+                        .full = {unsharded},
                         .owners = nobody},
                        worst);
     return result.wrong_steps.empty();

@@ -41,13 +41,13 @@ std::string train(const TypedOptions& o, const Faults& faults, const Sequences& 
   launch(how, [&](Communicator& world) {
     Trainer trainer(resolve(o), sequences, world);
     while (trainer.steps_done() < o.optim.steps) trainer.step();
-    for (const NamedTensor& t : whole_values(trainer))
+    for (const NamedTensor& t : full_values(trainer))
       out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
   });
   return out;
 }
 
-Sequences counted(const TypedOptions& o) { return test::counted(resolve(o), o.optim.seed); }
+Sequences synthetic(const TypedOptions& o) { return test::synthetic(resolve(o), o.optim.seed); }
 
 struct Failure {
   std::string what = "nothing was thrown";
@@ -74,7 +74,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
     for (int guilty = 0; guilty < 3; ++guilty)
       for (int round = 0; round < kFailures; ++round, ++trial) {
         const auto call = static_cast<int64_t>(random.below(24, trial));
-        const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, counted(o));
+        const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, synthetic(o));
         const std::string cause = "an injected fault at call " + std::to_string(call);
         EXPECT_TRUE(f.what.starts_with("[rank " + std::to_string(guilty) + "] ") && f.what.ends_with(cause))
             << make_command(o) << ", " << cause << ": " << f.what;
@@ -88,7 +88,7 @@ TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
   for (const TypedOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
     const int guilty = value_name(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
-    Sequences sequences = counted(o);
+    Sequences sequences = synthetic(o);
     sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
       if (step == 2 && first / part == 1) throw InputError("the file is gone");
       load(step, first, count, in, out);
@@ -114,7 +114,7 @@ TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
       }
     };
     expect_error(Status::not_finite, {"step 3: the loss is nan"},
-                 [&] { test::on_ranks(resolve(o), counted(o), run_all_steps); });
+                 [&] { test::on_ranks(resolve(o), synthetic(o), run_all_steps); });
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << make_command(o);
   }
 }
@@ -135,14 +135,14 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
         return record_one("overflow", parameter.value(), {parameter}, [&](Grads& g) {
           Tensor gradient = g.output().clone();
           if (steps == 2) gradient.fill(std::numeric_limits<double>::infinity());
-          g.give(0, gradient);
+          g.set(0, gradient);
         });
       };
       if (trainer.world().rank() == guilty) trainer.model().all<Linear>().back()->transform(overflow);
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =
-        error_message([&] { test::on_ranks(resolve(o), counted(o), run_all_steps); }, Status::not_finite);
+        error_message([&] { test::on_ranks(resolve(o), synthetic(o), run_all_steps); }, Status::not_finite);
     const std::regex expected("(\\[rank [0-9]\\] )?step 3: the loss is [0-9.]+ and the gradient norm inf; .*");
     EXPECT_TRUE(std::regex_match(what, expected)) << make_command(o) << ": " << what;
     EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << make_command(o);
@@ -153,7 +153,7 @@ TEST(Faults, LostCallFailsWithoutHang) {
   for (TypedOptions o : plans()) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {
-      const Failure f = failure(o, {{1, {{.kind = Fault::Kind::drop, .call = call}}}}, counted(o));
+      const Failure f = failure(o, {{1, {{.kind = Fault::Kind::drop, .call = call}}}}, synthetic(o));
       EXPECT_NE(f.what, "nothing was thrown") << make_command(o) << ", call " << call;
       EXPECT_EQ(f.status, Status::communication) << f.what;
       EXPECT_LT(f.seconds, 10);
@@ -163,18 +163,18 @@ TEST(Faults, LostCallFailsWithoutHang) {
 
 TEST(Faults, DelayedRanksDoNotAffectResults) {
   const Philox random(4);
-  uint64_t draw = 0;
+  uint64_t sample = 0;
   for (const TypedOptions& o : plans()) {
-    const std::string undisturbed = train(o, {}, counted(o));
+    const std::string undisturbed = train(o, {}, synthetic(o));
     ASSERT_FALSE(undisturbed.empty());
     for (int round = 0; round < kLate; ++round) {
       Faults faults;
       for (int rank = 0; rank < 3; ++rank)
-        for (int k = 0; k < 6; ++k, draw += 2)
+        for (int k = 0; k < 6; ++k, sample += 2)
           faults[rank].push_back({.kind = Fault::Kind::delay,
-                                  .call = static_cast<int64_t>(random.below(60, draw)),
-                                  .seconds = 0.001 * static_cast<double>(random.below(20, draw + 1))});
-      EXPECT_TRUE(train(o, faults, counted(o)) == undisturbed) << make_command(o);
+                                  .call = static_cast<int64_t>(random.below(60, sample)),
+                                  .seconds = 0.001 * static_cast<double>(random.below(20, sample + 1))});
+      EXPECT_TRUE(train(o, faults, synthetic(o)) == undisturbed) << make_command(o);
     }
   }
 }

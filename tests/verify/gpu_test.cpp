@@ -43,15 +43,15 @@ Saved complete_run(
   Saved saved;
   on_ranks(resolve(o), [&](Trainer& trainer) {
     before(trainer);
-    Saved all = as_bytes(whole_values(trainer));
-    all.merge(as_bytes(whole_state(trainer)));
+    Saved all = as_bytes(full_values(trainer));
+    all.merge(as_bytes(full_state(trainer)));
     if (trainer.world().rank() == 0) saved = std::move(all);
     after(trainer);
   });
   return saved;
 }
 
-TypedOptions plan(const std::string& words) { return small_plan("steps=4 " + words); }
+TypedOptions plan(const std::string& options) { return small_plan("steps=4 " + options); }
 
 std::vector<TypedOptions> layouts() {
   return {plan("ranks=1"),
@@ -180,8 +180,9 @@ TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
 }
 
 // Faults are detected on GPUs too.
-void expect_detected(const TypedOptions& o, std::initializer_list<const char*> defects) {
-  for (const char* name : defects) EXPECT_FALSE(verify(resolve(o), planted(defect(name), resolve(o))).passed()) << name;
+void expect_detected(const TypedOptions& o, std::initializer_list<const char*> faults) {
+  for (const char* name : faults)
+    EXPECT_FALSE(verify(resolve(o), with_fault(find_fault(name), resolve(o))).passed()) << name;
 }
 
 TEST_F(TrainingGpu, DetectsInjectedFaults) {
@@ -194,8 +195,8 @@ TEST_F(TrainingGpu, DetectsInjectedFaults) {
 using ExpertsTrainingGpu = test::OnGpu;
 using ExpertsOverNcclGpu = test::OnGpus;
 
-TypedOptions with_experts(const std::string& words) {
-  return small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1 " + words);
+TypedOptions with_experts(const std::string& options) {
+  return small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1 " + options);
 }
 
 TEST_F(ExpertsTrainingGpu, EveryAxisTrainsLikeOneRank) {
@@ -208,22 +209,22 @@ TEST_F(ExpertsTrainingGpu, EveryAxisTrainsLikeOneRank) {
                  "ranks=2 zero=2 offload=optimizer"});
 }
 
-TypedOptions draw_with_experts(Draw& d) {
+TypedOptions sample_with_experts(Sampler& d) {
   TypedOptions o = with_experts("");
-  draw(d, o, "dtype=fp32|bf16|fp64 dp=1|2|4 tp=1|1|2 cp=1|1|2");
+  sample(d, o, "dtype=fp32|bf16|fp64 dp=1|2|4 tp=1|1|2 cp=1|1|2");
   if (o.plan.tp * o.plan.cp == 1) o["pp"] = d.of<int64_t>({1, 2});
   o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
-  draw(d, o, "zero=0..3 microbatches=1..2");
+  sample(d, o, "zero=0..3 microbatches=1..2");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["heads"] = o.plan.tp * o.plan.cp;
   o["channels"] = o.model.heads * 4 * d.between(1, 4);
-  draw(d, o, "family=gpt2|llama recompute=none|activation|block");
-  draw_some_experts(d, o, o.plan.dp * o.plan.cp);
+  sample(d, o, "family=gpt2|llama recompute=none|activation|block");
+  sample_some_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
 TEST_F(ExpertsTrainingGpu, RandomPlansTrainLikeOneRank) {
-  expect_drawn_pass(12, "experts on a GPU", draw_with_experts);
+  expect_random_pass(12, "experts on a GPU", sample_with_experts);
 }
 
 TEST_F(ExpertsTrainingGpu, DetectsInjectedFaults) {
@@ -267,28 +268,28 @@ TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOneRank) {
 using OffloadGpu = test::OnGpu;
 
 // Every axis, sharding groups, adapters, schedules, dtypes and optimizers supported with ZeRO-3 on a GPU.
-TypedOptions draw_offloaded(Draw& d) {
+TypedOptions sample_offloaded(Sampler& d) {
   TypedOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
   o["heads"] = 2 * d.between(1, 2);
   o["channels"] = o.model.heads * 4 * d.between(1, 3);
   o["context"] = 2 * d.between(2, 6);
-  draw(d, o, "vocab=8..40 dp=1|2|2|3");
+  sample(d, o, "vocab=8..40 dp=1|2|2|3");
   if (d.between(0, 2) == 0) o["pp"] = 2;
   if (d.between(0, 2) == 0) o["tp"] = 2;
-  draw(d, o, "layers=2 microbatches=1..3");
+  sample(d, o, "layers=2 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
-  draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9 recompute=none|none|attention|block");
+  sample(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9 recompute=none|none|attention|block");
   o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
-  draw(d, o, "family=gpt2|llama untied=false|true");
-  draw_adapters(d, o);
+  sample(d, o, "family=gpt2|llama untied=false|true");
+  sample_adapters(d, o);
   return o;
 }
 
 TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   for (uint64_t trial = 0; trial < 5; ++trial) {
-    Draw d("parameters of the host", trial);
-    const TypedOptions o = draw_offloaded(d);
+    Sampler d("parameters of the host", trial);
+    const TypedOptions o = sample_offloaded(d);
     SCOPED_TRACE(make_command(o));
     if (!has_kernels(o)) continue;
     const VerifyResult r = expect_passes(o);

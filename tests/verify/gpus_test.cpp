@@ -56,7 +56,7 @@ TEST_F(GpusTest, NcclProcessesMatchThreads) {
     EXPECT_EQ(losses("processes"), losses("threads")) << plan;
     EXPECT_EQ(losses("threads").size(), 6) << plan;
     EXPECT_EQ(weights("processes/checkpoints/step-6"), weights("threads/checkpoints/step-6")) << plan;
-    for (const char* const folder : {"threads", "processes"}) std::filesystem::remove_all(path(folder));
+    for (const char* const directory : {"threads", "processes"}) std::filesystem::remove_all(path(directory));
   }
 }
 
@@ -113,8 +113,8 @@ TEST_F(GpuProgramTest, ReportsUnsupportedOptionsInOneLine) {
     fails("verify --device cuda --dtype fp64 --ranks 2", 2,
           "--dtype: fp64 on a GPU requires a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
-  const auto refused = [&](const char* emulation, int status, const char* words, const std::string& more = "") {
-    fails("train " + kSmall + "--device cuda" + more, status, words, emulation);
+  const auto refused = [&](const char* emulation, int status, const char* options, const std::string& more = "") {
+    fails("train " + kSmall + "--device cuda" + more, status, options, emulation);
   };
   refused("TESSERA_EMULATED_GIB=1", 3, "reduce --batch, increase --microbatches, or use --recompute or --offload",
           " --ranks 1 --vocab 9000000");
@@ -162,14 +162,14 @@ TEST_F(MpiContract, ProcessesTrainLikeOneRank) {
       {3, "--zero 2 --dtype bf16 --grad-dtype bf16", true},
       {4, "--zero 3 --microbatches 3", true},
       {3, "--dp-mode ps-sync --servers 2", true}};
-  for (const auto& [ranks, plan, to_the_bit] : cases) {
+  for (const auto& [ranks, plan, bitwise] : cases) {
     const Ran r = run(std::string("verify --layers 2 --heads 2 --channels 32 --context 16 --threads-per-rank 1 "
                                   "--batch 12 --format json --timeout 60 ") +
                           plan,
                       kMpirun + std::to_string(ranks));
     EXPECT_EQ(r.status, 0) << ranks << " ranks, " << plan << ": " << r.err;
     EXPECT_TRUE(has(r.out, "\"passed\":true")) << ranks << " ranks, " << plan;
-    EXPECT_TRUE(!to_the_bit || has(r.out, "\"bitwise\":true")) << ranks << " ranks, " << plan;
+    EXPECT_TRUE(!bitwise || has(r.out, "\"bitwise\":true")) << ranks << " ranks, " << plan;
   }
 }
 

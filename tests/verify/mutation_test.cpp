@@ -28,17 +28,17 @@ using namespace test;
 void expect_detected_by_verify(std::string_view mutation, const TypedOptions& o) {
   const TrainConfig job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
-  EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << make_command(o);
+  EXPECT_FALSE(verify(job, with_fault(find_fault(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
 
 // The same under each of the plans, with both kinds of optimizer.
-void expect_detected_by_verify(std::string_view mutation, std::string_view words,
+void expect_detected_by_verify(std::string_view mutation, std::string_view options,
                                std::initializer_list<std::string_view> each) {
   for (const char* optimizer : {"sgd", "adamw"})
     for (const std::string_view plan : each)
       expect_detected_by_verify(
           mutation, small_plan(fmt::format("steps=3 microbatches=2 clip=0.1 timeout=5 optimizer={} {} {}", optimizer,
-                                           words, plan)));
+                                           options, plan)));
 }
 
 constexpr auto kThree = "ranks=3 batch=12";
@@ -71,8 +71,8 @@ TEST(Mutation, DetectsFaultsOnModelParallelAxes) {
                                                        {"shifted-sequences", "pp=2 dp=2 tp=2"},
                                                        {"stale-part", "pp=2 dp=2 tp=2"},
                                                        {"unclipped-rank", "pp=2 dp=2 tp=2"}};
-  for (const auto& [mutation, words] : cases)
-    expect_detected_by_verify(mutation, std::string("batch=8 ") + words, {"dtype=fp64", "dtype=fp32"});
+  for (const auto& [mutation, options] : cases)
+    expect_detected_by_verify(mutation, std::string("batch=8 ") + options, {"dtype=fp64", "dtype=fp32"});
 }
 
 // Errors of known size: one bit where equality is required, and both sides of the bound elsewhere.
@@ -89,15 +89,15 @@ void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const F
         return flip_lowest_bit(of(unit), slot.begin);
 }
 
-using Spoil = std::function<void(Trainer&)>;
+using Injection = std::function<void(Trainer&)>;
 
-VerifyHooks after_update(const Spoil& inject) {
+VerifyHooks after_update(const Injection& inject) {
   return {.update = [=](Trainer& t, const StepReport& report) {
     t.update(report);
     inject(t);
   }};
 }
-VerifyHooks after_reductions(const Spoil& inject) { return {.summed = inject}; }
+VerifyHooks after_reductions(const Injection& inject) { return {.summed = inject}; }
 
 void expect_bits(const TypedOptions& o) {
   const TrainConfig job = resolve(o);
@@ -127,35 +127,35 @@ void expect_bits(const TypedOptions& o) {
   }))) << make_command(o);
 }
 
-TypedOptions one_step(const char* dtype, std::string_view words) {
-  return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, words));
+TypedOptions one_step(const char* dtype, std::string_view options) {
+  return small_plan(fmt::format("steps=1 batch=4 ranks=2 dtype={} {}", dtype, options));
 }
 
 TEST_F(InjectedErrors, OneFlippedBitIsDetectedUnderBitwiseBounds) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
-    for (const char* words : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, words));
+    for (const char* options : {"zero=0", "zero=2", "zero=3"}) expect_bits(one_step(dtype, options));
 }
 
 TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
-// Scales the gradient of a replicated parameter by 1 + `share`.
-VerifyHooks too_large_by(double share) {
+// Scales the gradient of a replicated parameter by 1 + `fraction`.
+VerifyHooks too_large_by(double fraction) {
   return after_reductions([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
       for (const Slot& slot : unit.slots)
         if (slot.parameter->shard.is_replicated() && slot.parameter->zero_grad_range.end == 0) {
           Tensor part = unit.grads.narrow(0, slot.begin, slot.size);
-          return scale_(part, 1 + share);
+          return scale_(part, 1 + fraction);
         }
   });
 }
 
 TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
-    for (const char* words : {"tp=2", "cp=2"}) {
-      const TypedOptions o = one_step(dtype, words);
+    for (const char* options : {"tp=2", "cp=2"}) {
+      const TypedOptions o = one_step(dtype, options);
       const TrainConfig job = resolve(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << make_command(o);
@@ -176,17 +176,18 @@ TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
 // identifies its cause from observations alone.
 
 // A plan without faults, possibly invalid.
-TypedOptions draw_plan(Draw& d) {
+TypedOptions sample_plan(Sampler& d) {
   TypedOptions o = small_plan();
-  draw(d, o,
-       "steps=3 timeout=20 channels=16 heads=4 layers=2..3 family=gpt2|llama pp=1|1|2 dp=1|2|2|3 tp=1|1|2 cp=1|1|1|2");
+  sample(
+      d, o,
+      "steps=3 timeout=20 channels=16 heads=4 layers=2..3 family=gpt2|llama pp=1|1|2 dp=1|2|2|3 tp=1|1|2 cp=1|1|1|2");
   o["sp"] = o.plan.tp > 1 && d.between(0, 2) == 0;
-  draw(d, o, "zero=0..3 microbatches=1..3");
+  sample(d, o, "zero=0..3 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 3);
-  draw(d, o,
-       "schedule=1f1b|gpipe|naive|zb-h1|zb-v recompute=none|none|block untied=true|false|false|false "
-       "document_mask=true|false|false|false dropout=0|0.1 optimizer=adamw|adam|sgd dtype=fp32|fp32|fp64|bf16 "
-       "seed=1..1000");
+  sample(d, o,
+         "schedule=1f1b|gpipe|naive|zb-h1|zb-v recompute=none|none|block untied=true|false|false|false "
+         "document_mask=true|false|false|false dropout=0|0.1 optimizer=adamw|adam|sgd dtype=fp32|fp32|fp64|bf16 "
+         "seed=1..1000");
   return o;
 }
 
@@ -204,11 +205,11 @@ std::optional<TypedOptions> with_needs(TypedOptions o, const InjectedFault& d) {
   return {};
 }
 
-std::optional<TypedOptions> draw_with(const InjectedFault& defect, uint64_t trial) {
-  Draw d("defects", trial);
+std::optional<TypedOptions> sample_with(const InjectedFault& fault, uint64_t trial) {
+  Sampler d("defects", trial);
   for (int attempt = 0; attempt < 30; ++attempt) try {
-      const TypedOptions drawn = draw_plan(d);
-      auto o = with_needs(drawn, defect);
+      const TypedOptions sampled = sample_plan(d);
+      auto o = with_needs(sampled, fault);
       if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the end-of-document token may be missing
       if (!o || resolve(*o).plan.ranks() > 8) continue;
       check(resolve(*o));
@@ -227,25 +228,26 @@ std::string to_string(const VerifyResult& r) {
 }
 
 TEST(InjectedFaults, AreDiagnosedFromSymptoms) {
-  const uint64_t count = test::plans(defects().size());
+  const uint64_t count = test::plans(all_faults().size());
   uint64_t caught = 0, right = 0;
   for (uint64_t trial = 0; trial < count; ++trial) {
-    const InjectedFault& defect = defects()[trial % defects().size()];
-    const auto o = draw_with(defect, trial);
-    ASSERT_TRUE(o) << defect.name << " has no plan";
-    const VerifyResult r = explain(resolve(*o), [&](const TrainConfig& j) { return planted_if_it_applies(defect, j); });
+    const InjectedFault& fault = all_faults()[trial % all_faults().size()];
+    const auto o = sample_with(fault, trial);
+    ASSERT_TRUE(o) << fault.name << " has no plan";
+    const VerifyResult r =
+        explain(resolve(*o), [&](const TrainConfig& j) { return with_fault_if_applicable(fault, j); });
     caught += r.passed() ? 0 : 1;
     if (r.passed()) {
-      std::printf("NOT SEEN %s: %s\n", defect.name.data(), make_command(*o).c_str());
+      std::printf("NOT SEEN %s: %s\n", fault.name.data(), make_command(*o).c_str());
       continue;
     }
-    const bool named = r.diagnosis.at(0).cause == defect.cause;
+    const bool named = r.diagnosis.at(0).cause == fault.cause;
     right += named ? 1 : 0;
     if (named) continue;
-    std::printf("%s is taken for %s: %s\n%s", defect.name.data(), r.diagnosis[0].cause.data(), make_command(*o).c_str(),
+    std::printf("%s is taken for %s: %s\n%s", fault.name.data(), r.diagnosis[0].cause.data(), make_command(*o).c_str(),
                 to_string(r).c_str());
   }
-  std::printf("%lu planted, %lu seen, %lu named by the first diagnosis\n", count, caught, right);
+  std::printf("%lu injected, %lu detected, %lu named by the first diagnosis\n", count, caught, right);
   EXPECT_EQ(caught, count);
   EXPECT_GE(static_cast<double>(right), 0.95 * static_cast<double>(count));
 }
@@ -299,7 +301,7 @@ TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
   EXPECT_EQ(first_index(o), "weight-not-summed");
   o.tensors.push_back(gradient("tokens.weight", {4, 2}));
   EXPECT_EQ(first_index(o), "missing-backward-sum");
-  o.numbers = {{1, "loss", 2, 1}};
+  o.scalars = {{1, "loss", 2, 1}};
   EXPECT_EQ(first_index(o), "missing-forward-sum");
 }
 
@@ -316,8 +318,8 @@ TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
   Observations o = of_two();
   o.microbatches = 1;  // two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
-  const auto with = [&](std::vector<double> shares) {
-    o.mixture = Mixture{1, std::move(shares), 0.01};
+  const auto with = [&](std::vector<double> weights) {
+    o.mixture = Mixture{1, std::move(weights), 0.01};
     return first_index(o);
   };
   EXPECT_EQ(with({1, 1, 0, 0}), "microbatch-skipped");
@@ -373,7 +375,7 @@ TEST(Diagnosis, IdentifiesUpdateErrors) {
 }
 
 TEST(Diagnosis, DescribesCauseOfEachFault) {
-  for (const InjectedFault& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
+  for (const InjectedFault& d : all_faults()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
   EXPECT_EQ(text_of_cause("unknown"), "no rule matches");
   EXPECT_EQ(text_of_cause("a-cause"), "");
 }
@@ -381,25 +383,25 @@ TEST(Diagnosis, DescribesCauseOfEachFault) {
 TEST(InjectedFaults, ReportUnmetRequirements) {
   TypedOptions o = small_plan();
   o["dp"] = 2;
-  EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), resolve(o)); }),
+  EXPECT_EQ(error_message([&] { with_fault(find_fault("unsummed-head-norm"), resolve(o)); }),
             "`defect`: unsummed-head-norm does not apply to this plan; it requires `tp` 2 and `family` llama and "
             "`qk_norm` (4 ranks)");
-  EXPECT_EQ(error_message([&] { planted(defect("ring-order"), resolve(o)); }),
+  EXPECT_EQ(error_message([&] { with_fault(find_fault("ring-order"), resolve(o)); }),
             "`defect`: ring-order does not apply to this plan; it requires `dp` 3 (3 ranks)");
-  EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("got 'a-bug'"));
+  EXPECT_TRUE(error_message([&] { find_fault("a-bug"); }).ends_with("got 'a-bug'"));
 }
 
 TEST(InjectedFaults, RandomFaultIsApplicable) {
   TypedOptions o = small_plan();
   o.ranks = o["tp"] = 2;
-  std::set<std::string_view> drawn;
-  for (uint64_t draw = 0; draw < 60; ++draw) {
-    const InjectedFault& d = random_defect(resolve(o), draw);
-    EXPECT_EQ(&d, &random_defect(resolve(o), draw));
+  std::set<std::string_view> sampled;
+  for (uint64_t sample = 0; sample < 60; ++sample) {
+    const InjectedFault& d = random_fault(resolve(o), sample);
+    EXPECT_EQ(&d, &random_fault(resolve(o), sample));
     EXPECT_TRUE(d.needs(resolve(o)).empty()) << d.name;
-    drawn.insert(d.name);
+    sampled.insert(d.name);
   }
-  EXPECT_GE(drawn.size(), 5U);
+  EXPECT_GE(sampled.size(), 5U);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ Dataset examples(int64_t context, bool packed, uint64_t seed) {
   const Philox random = Philox::named(seed, "examples");
   std::vector<EncodedExample> all(2 * kBatch);
   for (size_t e = 0; e < all.size(); ++e) {
-    const uint64_t most = e % 5 == 0 ? 200 : 40, length = 3 + static_cast<uint64_t>(random.below(most, e));
+    const uint64_t max_length = e % 5 == 0 ? 200 : 40, length = 3 + static_cast<uint64_t>(random.below(max_length, e));
     for (uint64_t t = 0; t < length; ++t) {
       all[e].tokens.push_back(static_cast<int32_t>(random.below(kVocab, 1000 * (e + 1) + t)));
       all[e].trained.push_back(t >= length / 2);
@@ -41,10 +41,10 @@ Dataset examples(int64_t context, bool packed, uint64_t seed) {
   return d;
 }
 
-TrainConfig make_job(test::Draw& draw, int64_t context, DType dtype) {
+TrainConfig make_job(test::Sampler& sample, int64_t context, DType dtype) {
   TrainConfig job{.model = {.layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab},
                   .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch}};
-  job.model.family = draw.of({Family::gpt2, Family::llama});
+  job.model.family = sample.of({Family::gpt2, Family::llama});
   job.model.tied = false;
   job.optim.clip = 0;
   job.optim.dtype = dtype;
@@ -152,16 +152,17 @@ double distance(const File& a, const File& b) {
 // Dropout, documents, and routing with capacity and losses.
 TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
   for (uint64_t trial = 0; trial < test::plans(6); ++trial) {
-    test::Draw draw("rows alone", trial);
-    const int64_t context = draw.of<int64_t>({240, 480});
-    TrainConfig job = make_job(draw, context, DType::float64);
+    test::Sampler sample("rows alone", trial);
+    const int64_t context = sample.of<int64_t>({240, 480});
+    TrainConfig job = make_job(sample, context, DType::float64);
     const bool packed = trial % 3 == 1;
-    Plan plan = draw.of({Plan{.dp = 2, .microbatches = 3}, Plan{.pp = 2, .microbatches = 4}, Plan{.tp = 2},
-                         Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .microbatches = 2},
-                         Plan{.dp = 2, .cp = 2, .tp = 2, .sp = true, .microbatches = 2},
-                         Plan{.pp = 2, .cp = 2, .cp_mode = ContextMode::ulysses, .microbatches = 4}});
+    Plan plan = sample.of({Plan{.dp = 2, .microbatches = 3}, Plan{.pp = 2, .microbatches = 4}, Plan{.tp = 2},
+                           Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .microbatches = 2},
+                           Plan{.dp = 2, .cp = 2, .tp = 2, .sp = true, .microbatches = 2},
+                           Plan{.pp = 2, .cp = 2, .cp_mode = ContextMode::ulysses, .microbatches = 4}});
     if (trial % 3 == 2)
-      job.model.experts = {.count = 4, .per_token = 2, .capacity = draw.of({0.0, 1.1}), .balance_loss = 3, .z_loss = 1};
+      job.model.experts = {
+          .count = 4, .per_token = 2, .capacity = sample.of({0.0, 1.1}), .balance_loss = 3, .z_loss = 1};
     else if (!packed)
       job.model.dropout = 0.2;
     job.optim.document_mask = packed;
@@ -177,8 +178,8 @@ TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
 // Micro-batch lengths differ between ranks and over time; also a longer context.
 TEST(Padding, LayoutsAndContextsProduceSameCheckpoint) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
-    test::Draw draw("one file", trial);
-    const TrainConfig job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
+    test::Sampler sample("one file", trial);
+    const TrainConfig job = make_job(sample, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
     const Dataset data = examples(256, false, trial);
     const Sequences sequences = make_sequences(data, 256, kBatch, 1);
     std::set<int64_t> lengths;
@@ -225,12 +226,12 @@ TEST(Padding, AttentionSkipsPaddingAndMatchesUnpaddedRows) {
     const ArenaPtr arena = make_arena();
     const Philox random = Philox::named(5, "attention");
     constexpr int64_t kTokens = 330, kLengths[] = {1, 130, 200};
-    const auto drawn = [&](uint64_t which, int64_t heads) {
+    const auto random_tensor = [&](uint64_t which, int64_t heads) {
       std::vector<float> v(static_cast<size_t>(3 * kTokens * heads * 16));
       for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(random.normal(i, which));
       return Tensor::of<float>(v, {3, kTokens, heads, 16}, arena).to(dtype);
     };
-    const Tensor q = drawn(0, 4), k = drawn(1, 2), v = drawn(2, 2), dout = drawn(3, 4);
+    const Tensor q = random_tensor(0, 4), k = random_tensor(1, 2), v = random_tensor(2, 2), dout = random_tensor(3, 4);
     const Tensor starts = padded_starts({}, kLengths, kTokens, arena);
     for (int64_t b = 0; b < 3; ++b) dout.narrow(0, b, 1).narrow(1, kLengths[b], kTokens - kLengths[b]).fill(0);
     const auto all = [&](int64_t tokens, const Tensor& of) {
@@ -241,13 +242,13 @@ TEST(Padding, AttentionSkipsPaddingAndMatchesUnpaddedRows) {
       attention_backward(cut(dout), cut(q), cut(k), cut(v), made, o, out[1], out[2], out[3]);
       return out;
     };
-    const std::vector<Tensor> spared = all(kTokens, starts), whole = all(kTokens, {}), shorter = all(200, {});
+    const std::vector<Tensor> spared = all(kTokens, starts), unmasked = all(kTokens, {}), shorter = all(200, {});
     for (int64_t b = 0; b < 3; ++b)
       for (size_t i = 0; i < spared.size(); ++i) {
         const auto row = [&](const std::vector<Tensor>& of, int64_t begin, int64_t end) {
           return of[i].narrow(0, b, 1).narrow(1, begin, end - begin).to(DType::float32).to_vector<float>();
         };
-        EXPECT_EQ(row(spared, 0, kLengths[b]), row(whole, 0, kLengths[b])) << b << " " << i;
+        EXPECT_EQ(row(spared, 0, kLengths[b]), row(unmasked, 0, kLengths[b])) << b << " " << i;
         EXPECT_EQ(row(spared, 0, kLengths[b]), row(shorter, 0, kLengths[b])) << b << " " << i;
         const std::vector<float> rest = row(spared, kLengths[b], kTokens);
         EXPECT_EQ(std::count(rest.begin(), rest.end(), 0.0F), std::ssize(rest)) << b << " " << i;

@@ -11,8 +11,8 @@
 namespace tessera {
 
 // Sets options from their text: say(o, "zero=2 shard_ranks=2").
-inline void say(TypedOptions& o, std::string_view words) {
-  for (const std::string& word : split(words, ' '))
+inline void say(TypedOptions& o, std::string_view options) {
+  for (const std::string& word : split(options, ' '))
     if (const size_t equals = word.find('='); equals != std::string::npos)
       o[word.substr(0, equals)] = word.substr(equals + 1);
 }
@@ -20,10 +20,10 @@ inline void say(TypedOptions& o, std::string_view words) {
 namespace test {
 
 // A model that trains twenty steps in a fraction of a second, with dropout, one thread per rank.
-inline TypedOptions small_plan(std::string_view words = {}) {
+inline TypedOptions small_plan(std::string_view options = {}) {
   TypedOptions o = verify_defaults();
   say(o, "layers=2 heads=2 channels=32 context=16 vocab=40 threads_per_rank=1 timeout=30");
-  say(o, words);
+  say(o, options);
   return o;
 }
 
@@ -32,14 +32,14 @@ inline std::string make_command(const TypedOptions& o) {
   std::string text = "tessera verify";
   const auto defaults = config_values(verify_defaults());
   for (const auto& [key, value] : config_values(o)) {
-    bool usual = false;
-    for (const auto& [k, v] : defaults) usual = usual || (k == key && v == value);
-    if (!usual) text += fmt::format(" --{} {}", key, value);
+    bool is_default = false;
+    for (const auto& [k, v] : defaults) is_default = is_default || (k == key && v == value);
+    if (!is_default) text += fmt::format(" --{} {}", key, value);
   }
   return text;
 }
 
-inline Sequences counted(const TrainConfig& job, int64_t seed = 1) {
+inline Sequences synthetic(const TrainConfig& job, int64_t seed = 1) {
   return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
 }
 
@@ -50,7 +50,9 @@ inline void on_ranks(const TrainConfig& job, const Sequences& sequences, const s
     f(trainer);
   });
 }
-inline void on_ranks(const TrainConfig& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
+inline void on_ranks(const TrainConfig& job, const std::function<void(Trainer&)>& f) {
+  on_ranks(job, synthetic(job), f);
+}
 
 }  // namespace test
 }  // namespace tessera

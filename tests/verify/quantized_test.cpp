@@ -20,11 +20,11 @@ namespace {
 using namespace test;
 
 // The smallest model whose weights two tp ranks can shard at block boundaries.
-TypedOptions small_qlora(std::string_view codec = "nf4", std::string_view words = {}) {
+TypedOptions small_qlora(std::string_view codec = "nf4", std::string_view options = {}) {
   return small_plan(fmt::format(
       "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all steps=3 batch=4 dtype=fp32 "
       "quantize={} {} {}",
-      codec, codec == "gptq" ? "quantize_group=32" : "", words));
+      codec, codec == "gptq" ? "quantize_group=32" : "", options));
 }
 
 TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
@@ -41,13 +41,13 @@ TEST(Quantized, ModelAxesTrainLikeOneRank) {
 }
 
 TEST(Quantized, RandomPlansTrainLikeOneRank) {
-  expect_drawn_pass(4, "quantized", [](Draw& d) {
+  expect_random_pass(4, "quantized", [](Sampler& d) {
     TypedOptions o = small_qlora(d.of({"nf4", "gptq"}));
-    draw(d, o, "dtype=fp64|fp32|bf16 family=gpt2|llama");
+    sample(d, o, "dtype=fp64|fp32|bf16 family=gpt2|llama");
     o[d.between(0, 1) == 1 ? "pp" : "cp"] = d.between(1, 2);
-    draw(d, o, "tp=1..2 dp=1..2");
+    sample(d, o, "tp=1..2 dp=1..2");
     o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
-    draw(d, o, "zero=0..3 microbatches=1..2 lora_dropout=0|0.2 recompute=none|activation|attention|block");
+    sample(d, o, "zero=0..3 microbatches=1..2 lora_dropout=0|0.2 recompute=none|activation|attention|block");
     return o;
   });
 }
@@ -66,7 +66,7 @@ TEST(Quantized, MemoryMatchesClosedForm) {
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
   for (const Parameter* p : model->parameters())
     if (p->packed) {
-      elements += p->whole.numel();
+      elements += p->full_shape.numel();
       bytes += p->stored_here();
       means += std::ssize(p->packed->packing.fused_rows);
       ++matrices;
@@ -102,13 +102,13 @@ void replace_scale(Packed& p) {
 // A rank quantizes its tile separately: block scales are the same, but the mean is that of the tile instead of the
 // matrix.
 void quantize_separately(Packed& p) {
-  Tensor numbers = p.bytes.make({p.packing.elements() / 2}, DType::float32);
-  dequantize(p.packing, p.runs, p.bytes, numbers);
+  Tensor dequantized = p.bytes.make({p.packing.elements() / 2}, DType::float32);
+  dequantize(p.packing, p.runs, p.bytes, dequantized);
   Packing own = p.packing;
   own.rows /= 2;
   for (int64_t& rows : own.fused_rows) rows /= 2;
   const std::vector<std::byte> bytes = quantize(own, [&](int64_t begin, std::span<float> to) {
-    std::copy_n(numbers.data<float>() + begin, to.size(), to.begin());
+    std::copy_n(dequantized.data<float>() + begin, to.size(), to.begin());
   });
   ASSERT_EQ(std::ssize(bytes), p.bytes.numel());
   std::ranges::copy(bytes, p.bytes.raw());

@@ -20,18 +20,18 @@ namespace {
 
 using namespace test;
 
-TypedOptions short_plan(int64_t dp, std::string_view words = {}) {
-  return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, words));
+TypedOptions short_plan(int64_t dp, std::string_view options = {}) {
+  return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, options));
 }
 
 // Gradients are reduced within groups and between groups; random plans cover every order of summation.
 TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
-  expect_drawn_pass(14, "groups", [](Draw& d) {
+  expect_random_pass(14, "groups", [](Sampler& d) {
     TypedOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
     o["shard_ranks"] = o.plan.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, o.plan.dp / 2, o.plan.dp});
-    draw(d, o, "zero=1..3 microbatches=1..3");
+    sample(d, o, "zero=1..3 microbatches=1..3");
     o["batch"] = o.plan.dp * o.plan.microbatches;
-    draw(d, o, "all_reduce=direct|ring|tree|root dtype=fp32|bf16|fp64 optimizer=adamw|sgd|muon untied=false|true");
+    sample(d, o, "all_reduce=direct|ring|tree|root dtype=fp32|bf16|fp64 optimizer=adamw|sgd|muon untied=false|true");
     if (o.plan.dp == 4 && d.between(0, 2) == 0) o["pp"] = 2;
     return o;
   });
@@ -43,11 +43,11 @@ TEST(ReplicasContract, GroupsWithTensorAndContextRanksTrainLikeOneRank) {
 }
 
 TEST(ReplicasContract, MuonMatchesOneRankExactly) {
-  expect_drawn_pass(14, "muon", [](Draw& d) {
+  expect_random_pass(14, "muon", [](Sampler& d) {
     TypedOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
-    draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 microbatches=1..2");
+    sample(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 microbatches=1..2");
     o["batch"] = o.plan.dp * o.plan.microbatches;
-    draw(d, o, "dtype=fp32|fp32|bf16|fp64 family=gpt2|llama kv_heads=1|2 offload=none|none|optimizer");
+    sample(d, o, "dtype=fp32|fp32|bf16|fp64 family=gpt2|llama kv_heads=1|2 offload=none|none|optimizer");
     if (d.between(0, 2) == 0) o["pp"] = 2;
     if (!o.plan.pp && d.between(0, 2) == 0) o["zero"] = 0, o["dp_mode"] = "dataparallel";
     return o;
@@ -60,14 +60,14 @@ TEST(ReplicasContract, TensorRanksGatherMatricesForMuon) {
 }
 
 TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
-  expect_drawn_pass(14, "diloco", [](Draw& d) {
+  expect_random_pass(14, "diloco", [](Sampler& d) {
     TypedOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     o["channels"] = d.of<int64_t>({16, 24});  // 24: gaps between parameters
-    draw(d, o, "dp_mode=diloco layers=2..4 sync_every=1..4");
+    sample(d, o, "dp_mode=diloco layers=2..4 sync_every=1..4");
     o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.model.layers));
-    draw(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
+    sample(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
     o["batch"] = o.plan.dp * o.plan.microbatches;
-    draw(d, o, "optimizer=adamw|sgd|muon clip=0|0.1 dtype=fp32|bf16|fp64");
+    sample(d, o, "optimizer=adamw|sgd|muon clip=0|0.1 dtype=fp32|bf16|fp64");
     o["grad_dtype"] = value_name(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
     o["lora_rank"] = d.of<int64_t>({0, 0, 2});
     if (o.model.lora.rank > 0) o["optimizer"] = "adamw";
@@ -75,29 +75,29 @@ TEST(ReplicasContract, LocalUpdatesMatchReplayExactly) {
       o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
     o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
     if (d.between(0, 2) == 0) o["pp"] = 2;
-    draw(d, o, o.plan.pp ? "all_reduce=direct|tree" : "all_reduce=direct|ring|tree|root");
+    sample(d, o, o.plan.pp ? "all_reduce=direct|tree" : "all_reduce=direct|ring|tree|root");
     return o;
   });
 }
 
 TEST(ReplicasContract, LocalUpdatesWithTensorAndContextRanksMatchReplay) {
-  expect_drawn_pass(8, "diloco groups", [](Draw& d) {
+  expect_random_pass(8, "diloco groups", [](Sampler& d) {
     TypedOptions o = short_plan(d.of<int64_t>({2, 3}));
-    draw(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
+    sample(d, o, "dp_mode=diloco steps=4 layers=2..4 sync_every=1..3 sync_fragments=1..2");
     o["sync_fragments"] = std::min(o.plan.sync_fragments, o.plan.sync_every);
     const int64_t axis = d.between(0, 2);
     if (axis != 1) o["tp"] = 2;
     if (axis != 0) o["cp"] = 2;
     if (o.plan.dp == 2 && axis != 2 && d.between(0, 1) == 1) o["pp"] = 2;
-    draw(d, o, axis == 2 ? "cp_mode=ring|ring" : "cp_mode=ring|ulysses");
-    draw(d, o, "dtype=fp32|bf16|fp64");
-    draw(d, o, o.plan.pp || o.plan.tp ? "all_reduce=direct|tree" : "all_reduce=direct|ring|root");
+    sample(d, o, axis == 2 ? "cp_mode=ring|ring" : "cp_mode=ring|ulysses");
+    sample(d, o, "dtype=fp32|bf16|fp64");
+    sample(d, o, o.plan.pp || o.plan.tp ? "all_reduce=direct|tree" : "all_reduce=direct|ring|root");
     return o;
   });
 }
 
 VerifyResult explain_injected(const char* name, const TypedOptions& o) {
-  return explain(resolve(o), [&](const TrainConfig& j) { return planted_if_it_applies(defect(name), j); });
+  return explain(resolve(o), [&](const TrainConfig& j) { return with_fault_if_applicable(find_fault(name), j); });
 }
 
 // A skipped outer step is detected in the step where its fragment is due.
@@ -116,7 +116,7 @@ std::vector<Tensor> trained(const TypedOptions& o) {
   std::vector<Tensor> out;
   on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
-    const std::vector<NamedTensor> values = whole_values(trainer);
+    const std::vector<NamedTensor> values = full_values(trainer);
     if (trainer.world().rank() == 0)
       for (const NamedTensor& t : values) out.push_back(t.tensor.contiguous().clone());
   });
@@ -151,10 +151,10 @@ TEST_F(ReplicasContractGpu, OneLocalStepMatchesDdp) {
 using ReplicasContractGpus = test::OnGpus;
 TEST_F(ReplicasContractGpus, NcclRanksMatchThreadRanks) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
-  for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
-    if (!words.empty() && gpus < 4) continue;
+  for (const std::string options : {"", " cp=2 cp_mode=ulysses"}) {
+    if (!options.empty() && gpus < 4) continue;
     const TypedOptions threads =
-        short_plan(2, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco" + words);
+        short_plan(2, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco" + options);
     TypedOptions over_nccl = threads;
     say(over_nccl, "backend=nccl all_reduce=native");
     expect_near(trained(over_nccl), trained(threads));
@@ -188,36 +188,36 @@ TEST(ReplicasContract, RejectsInvalidPlans) {
 // Experts combined with owners of matrices and sharding groups.
 
 // A short plan with the given data ranks, whose model has experts and optionally adapters.
-TypedOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
+TypedOptions sample_with_experts(Sampler& d, int64_t dp, int64_t lora_rank = 0) {
   TypedOptions o = small_plan("channels=16 steps=5");
   o["dp"] = dp;
   o["microbatches"] = d.between(1, 2);
   o["batch"] = dp * o.plan.microbatches;
-  draw(d, o, "family=gpt2|llama ffn=4..40");
+  sample(d, o, "family=gpt2|llama ffn=4..40");
   o["lora_rank"] = lora_rank;
-  draw(d, o, "dtype=fp32|fp32|bf16|fp64 recompute=none|none|block all_reduce=direct|direct|tree|root");
-  draw_some_experts(d, o, dp);
+  sample(d, o, "dtype=fp32|fp32|bf16|fp64 recompute=none|none|block all_reduce=direct|direct|tree|root");
+  sample_some_experts(d, o, dp);
   return o;
 }
 
-TypedOptions small_experts(const std::string& words) {
-  return small_plan("channels=16 steps=2 batch=8 experts=4 " + words);
+TypedOptions small_experts(const std::string& options) {
+  return small_plan("channels=16 steps=2 batch=8 experts=4 " + options);
 }
 
 TEST(ExpertsContract, MuonMatchesOneRankExactly) {
-  expect_drawn_pass(14, "experts of muon", [](Draw& d) {
-    TypedOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
-    draw(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 untied=false|true");
+  expect_random_pass(14, "experts of muon", [](Sampler& d) {
+    TypedOptions o = sample_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
+    sample(d, o, "optimizer=muon lr=0.02 momentum=0|0.95 zero=0..3 untied=false|true");
     if (o.plan.dp < 6 && d.between(0, 2) == 0) o["pp"] = 2;
     return o;
   });
 }
 
 TEST(ExpertsContract, ShardingGroupsMatchOneRankExactly) {
-  expect_drawn_pass(14, "experts of groups", [](Draw& d) {
-    TypedOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
-    draw(d, o, "zero=1..3 optimizer=adamw|sgd|muon");
-    draw_groups(d, o, o.plan.dp);
+  expect_random_pass(14, "experts of groups", [](Sampler& d) {
+    TypedOptions o = sample_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
+    sample(d, o, "zero=1..3 optimizer=adamw|sgd|muon");
+    sample_groups(d, o, o.plan.dp);
     if (o.plan.dp == 4 && d.between(0, 2) == 0) o["pp"] = 2;
     return o;
   });
@@ -228,12 +228,12 @@ TEST(ExpertsContract, ShardingGroupsWithTensorAndContextRanksTrainLikeOneRank) {
 }
 
 TEST(ExpertsContract, AdaptersWithFrozenExpertsMatchOneRankExactly) {
-  expect_drawn_pass(14, "experts of adapters", [](Draw& d) {
+  expect_random_pass(14, "experts of adapters", [](Sampler& d) {
     const int64_t dp = d.of<int64_t>({1, 2, 4, 4});
     const int64_t rank = d.between(1, 3);
-    TypedOptions o = draw_with_experts(d, dp, rank);
-    draw(d, o, "lora_dropout=0|0.2 zero=0..3");
-    if (o.plan.zero != ZeroStage::none && d.between(0, 1) == 0) draw_groups(d, o, dp);
+    TypedOptions o = sample_with_experts(d, dp, rank);
+    sample(d, o, "lora_dropout=0|0.2 zero=0..3");
+    if (o.plan.zero != ZeroStage::none && d.between(0, 1) == 0) sample_groups(d, o, dp);
     if (d.between(0, 2) == 0) o["pp"] = 2;
     return o;
   });
@@ -285,7 +285,7 @@ TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
     const VerifyResult r = explain_injected(name, o);
     EXPECT_FALSE(r.passed()) << name;
     ASSERT_FALSE(r.diagnosis.empty()) << name;
-    EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;
+    EXPECT_EQ(r.diagnosis[0].cause, find_fault(name).cause) << name << " is taken for " << r.diagnosis[0].cause;
   }
   VerifyHooks hooks;
   inject(hooks,

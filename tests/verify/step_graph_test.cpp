@@ -28,19 +28,19 @@ using test::make_command;
 using StepGraphGpu = test::OnGpu;
 using RanksStepGraphGpu = test::OnGpus;
 
-enum class Way { captured, automatic, queued, halves };
+enum class Mode { captured, automatic, queued, halves };
 
 // Some steps are clipped.
-TypedOptions one_rank(std::string_view words) {
+TypedOptions one_rank(std::string_view options) {
   TypedOptions o = test::small_plan(
       "ranks=1 device=cuda dropout=0.2 channels=16 context=8 batch=6 microbatches=3 steps=8 warmup=3 clip=0.5");
-  say(o, words);
+  say(o, options);
   return o;
 }
-TypedOptions over_nccl(int64_t ranks, std::string_view words) {
+TypedOptions over_nccl(int64_t ranks, std::string_view options) {
   TypedOptions o = one_rank("backend=nccl all_reduce=native batch=8 microbatches=2 bucket_mb=0.002");
   o.ranks = ranks;
-  say(o, words);
+  say(o, options);
   return o;
 }
 
@@ -55,7 +55,7 @@ std::vector<TypedOptions> plans() {
 }
 
 // Plans with at most `most` ranks; with TESSERA_DRAW=n, every third.
-std::vector<TypedOptions> nccl_plans(int64_t most) {
+std::vector<TypedOptions> nccl_plans(int64_t max_ranks) {
   const std::pair<int64_t, const char*> all[] = {{2, ""},
                                                  {4, "dtype=bf16 grad_dtype=bf16 optimizer=adam"},
                                                  {2, "zero=1"},
@@ -73,8 +73,8 @@ std::vector<TypedOptions> nccl_plans(int64_t most) {
                                                  {2, "schedule=interleaved"}};  // two copies of the tied weight
   std::vector<TypedOptions> out;
   uint64_t number = 0;
-  for (const auto& [ranks, words] : all)
-    if (test::is_drawn(number++, 3) && ranks <= most) out.push_back(over_nccl(ranks, words));
+  for (const auto& [ranks, options] : all)
+    if (test::is_selected(number++, 3) && ranks <= max_ranks) out.push_back(over_nccl(ranks, options));
   return out;
 }
 
@@ -92,16 +92,16 @@ Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().r
 // The parameters that this rank updates; it receives the others from their owners.
 Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().shards()); }
 
-void on_ranks(TypedOptions o, Way way, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
-  o["cuda_graph"] = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
+void on_ranks(TypedOptions o, Mode mode, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
+  o["cuda_graph"] = mode == Mode::captured ? "on" : mode == Mode::automatic ? "auto" : "off";
   test::on_ranks(resolve(o), sequences, f);
 }
-void on_ranks(const TypedOptions& o, Way way, const std::function<void(Trainer&)>& f) {
-  on_ranks(o, way, test::counted(resolve(o)), f);
+void on_ranks(const TypedOptions& o, Mode mode, const std::function<void(Trainer&)>& f) {
+  on_ranks(o, mode, test::synthetic(resolve(o)), f);
 }
 
-StepReport run_step(Trainer& trainer, Way way) {
-  if (way != Way::halves) return trainer.step();
+StepReport run_step(Trainer& trainer, Mode mode) {
+  if (mode != Mode::halves) return trainer.step();
   const StepReport report = trainer.compute_gradients();
   trainer.update(report);
   return report;
@@ -118,14 +118,14 @@ struct Ran {
   int64_t replays = 0;
 };
 
-Ran run(const TypedOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
+Ran run(const TypedOptions& o, Mode mode, const std::function<void(Trainer&, int64_t step)>& between = {}) {
   Ran ran;
   ran.ranks.resize(static_cast<size_t>(resolve(o).plan.ranks()));
-  on_ranks(o, way, [&](Trainer& trainer) {
+  on_ranks(o, mode, [&](Trainer& trainer) {
     OneRank& own = ran.ranks[static_cast<size_t>(trainer.world().rank())];
     for (int64_t step = 0; step < o.optim.steps; ++step) {
       if (between) between(trainer, step);
-      const StepReport report = run_step(trainer, way);
+      const StepReport report = run_step(trainer, mode);
       own.losses.push_back(report.loss);
       own.norms.push_back(report.grad_norm);
       own.rates.push_back(report.lr);
@@ -139,14 +139,14 @@ Ran run(const TypedOptions& o, Way way, const std::function<void(Trainer&, int64
 }
 
 // Replays match eager steps in bits and counts.
-void expect_same_steps(const TypedOptions& o, std::initializer_list<Way> eager, int64_t most_queued) {
+void expect_same_steps(const TypedOptions& o, std::initializer_list<Mode> eager, int64_t max_queued) {
   SCOPED_TRACE(make_command(o));
-  const Ran captured = run(o, Way::captured);
+  const Ran captured = run(o, Mode::captured);
   const OneRank& first = captured.ranks[0];
-  for (const Way way : eager) {
-    const Ran other = run(o, way);
+  for (const Mode mode : eager) {
+    const Ran other = run(o, mode);
     for (size_t r = 0; r < captured.ranks.size(); ++r) {
-      SCOPED_TRACE(fmt::format("rank {}, {}", r, way == Way::halves ? "by halves" : "queued"));
+      SCOPED_TRACE(fmt::format("rank {}, {}", r, mode == Mode::halves ? "by halves" : "queued"));
       EXPECT_EQ(captured.ranks[r].losses, other.ranks[r].losses);
       EXPECT_EQ(captured.ranks[r].norms, other.ranks[r].norms);
       EXPECT_TRUE(captured.ranks[r].counts == other.ranks[r].counts);
@@ -156,17 +156,17 @@ void expect_same_steps(const TypedOptions& o, std::initializer_list<Way> eager, 
     }
     EXPECT_EQ(other.replays, 0);
   }
-  EXPECT_GE(captured.replays, o.optim.steps - most_queued);
+  EXPECT_GE(captured.replays, o.optim.steps - max_queued);
   EXPECT_GT(*std::ranges::max_element(first.norms), o.optim.clip);  // some steps are clipped
   EXPECT_NE(first.losses.front(), first.losses.back());
 }
 
 TEST_F(StepGraphGpu, ReplaysMatchEagerStepsBitwise) {
-  for (const TypedOptions& o : plans()) expect_same_steps(o, {Way::queued, Way::halves}, 3);
+  for (const TypedOptions& o : plans()) expect_same_steps(o, {Mode::queued, Mode::halves}, 3);
 }
 TEST_F(RanksStepGraphGpu, ReplaysAndCountsMatchQueuedStepsBitwise) {
   // At most four steps are queued: three in which the arena may grow, and the captured one.
-  for (const TypedOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Way::queued}, 4);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Mode::queued}, 4);
 }
 
 // In the middle of the backward pass, when some parameter's gradient is complete, it is read, which is illegal during a
@@ -178,9 +178,9 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
       Parameter* const seen = parameters[which % parameters.size()];
       seen->var.on_grad([seen] { seen->var.grad().on_host(); });
     };
-    const Ran queued = run(o, Way::queued);
+    const Ran queued = run(o, Mode::queued);
     for (const size_t which : {0, 7, 11}) {
-      const Ran looked = run(o, Way::automatic, [&](Trainer& trainer, int64_t step) {
+      const Ran looked = run(o, Mode::automatic, [&](Trainer& trainer, int64_t step) {
         const bool early = step < 2, late = step + 1 == o.optim.steps;  // the capture happens in between
         EXPECT_TRUE(trainer.step_record().given_up.empty() ? !late : !early) << "step " << step;
         if (step == 0) look(trainer, which);
@@ -188,42 +188,42 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
       EXPECT_TRUE(looked.ranks == queued.ranks) << make_command(o);
       EXPECT_EQ(looked.replays, 0);
     }
-    EXPECT_THROW(run(o, Way::captured, [&](Trainer& trainer, int64_t) { look(trainer, 0); }), Error)
+    EXPECT_THROW(run(o, Mode::captured, [&](Trainer& trainer, int64_t) { look(trainer, 0); }), Error)
         << "--cuda-graph on insists";
   }
 }
 
 // Replays read the step's scalars from memory, and results depend on them.
 TEST_F(StepGraphGpu, ReplaysReadScalarsOfCurrentStep) {
-  const Ran usual = run(one_rank(""), Way::captured);
-  for (const char* words : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
-    EXPECT_FALSE(run(one_rank(words), Way::captured).ranks[0].end == usual.ranks[0].end) << words;
+  const Ran undisturbed = run(one_rank(""), Mode::captured);
+  for (const char* options : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
+    EXPECT_FALSE(run(one_rank(options), Mode::captured).ranks[0].end == undisturbed.ranks[0].end) << options;
 }
 
 // Memory that other code allocates between steps is not overwritten: the step is captured again.
 TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   const TypedOptions o = one_rank("steps=12");
-  const Ran usual = run(o, Way::captured);
-  std::vector<Tensor> kept;
-  const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
+  const Ran undisturbed = run(o, Mode::captured);
+  std::vector<Tensor> retained;
+  const Ran disturbed = run(o, Mode::captured, [&](Trainer& trainer, int64_t step) {
     if (step == 4) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
     if (step == 7) {
-      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));  // within the graph's memory
-      kept.back().fill(3);
+      retained.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));  // within the graph's memory
+      retained.back().fill(3);
     }
     if (step == 11) {
-      EXPECT_EQ(kept.back().to_vector<float>(), std::vector<float>(1000, 3.0f));
-      kept.clear();
+      EXPECT_EQ(retained.back().to_vector<float>(), std::vector<float>(1000, 3.0f));
+      retained.clear();
     }
   });
-  EXPECT_TRUE(disturbed.ranks == usual.ranks);
-  EXPECT_LT(disturbed.replays, usual.replays);
+  EXPECT_TRUE(disturbed.ranks == undisturbed.ranks);
+  EXPECT_LT(disturbed.replays, undisturbed.replays);
   EXPECT_GE(disturbed.replays, 5);
 }
 
-void expect_one_synchronization(const TypedOptions& o, Way way) {
+void expect_one_synchronization(const TypedOptions& o, Mode mode) {
   if constexpr (kWithCuda)
-    on_ranks(o, way, [&](Trainer& trainer) {
+    on_ranks(o, mode, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step) {
         const int64_t before = cuda::synchronizations(*trainer.arena());
         trainer.step();
@@ -237,11 +237,11 @@ void expect_one_synchronization(const TypedOptions& o, Way way) {
 }
 
 TEST_F(StepGraphGpu, StepSynchronizesWithHostOnce) {
-  for (const Way way : {Way::captured, Way::queued})
-    for (const TypedOptions& o : plans()) expect_one_synchronization(o, way);
+  for (const Mode mode : {Mode::captured, Mode::queued})
+    for (const TypedOptions& o : plans()) expect_one_synchronization(o, mode);
 }
 TEST_F(RanksStepGraphGpu, StepSynchronizesWithHostOnce) {
-  for (const TypedOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Way::captured);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Mode::captured);
 }
 
 // A weight of the first norm, which every token passes, becomes non-finite on the last rank: all ranks skip the update
@@ -249,7 +249,7 @@ TEST_F(RanksStepGraphGpu, StepSynchronizesWithHostOnce) {
 void expect_nothing_updated(const TypedOptions& o) {
   for (const int64_t after : {0, 5}) {  // queued, and replayed
     std::atomic<int> ended = 0;
-    on_ranks(o, Way::captured, [&](Trainer& trainer) {
+    on_ranks(o, Mode::captured, [&](Trainer& trainer) {
       SCOPED_TRACE(make_command(o));
       for (int64_t step = 0; step < after; ++step) trainer.step();
       const bool last = trainer.world().rank() == trainer.world().size() - 1;
@@ -294,9 +294,9 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
   for (auto [o, why] : cases) {
     SCOPED_TRACE(make_command(o));
     o["cuda_graph"] = "auto";
-    EXPECT_EQ(no_graph_because(resolve(o), o.trace), why);
+    EXPECT_EQ(no_graph_because(resolve(o), o.own.trace), why);
     o["cuda_graph"] = "on";
-    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.trace), ""); });
+    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(resolve(o), o.own.trace), ""); });
     EXPECT_TRUE(has(refused, why.empty() ? "nothing was thrown" : why));
   }
   EXPECT_THROW(checked(one_rank("device=cpu cuda_graph=on")), Error);
@@ -308,13 +308,13 @@ TEST(StepGraph, ReportsReasonForMissingGraph) {
 TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
   const TypedOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
-  Sequences sequences = test::counted(resolve(o));
+  Sequences sequences = test::synthetic(resolve(o));
   sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step >= missing) throw InputError("the file is gone");
     last = step;
     load(step, first, count, in, out);
   };
-  on_ranks(o, Way::captured, sequences, [&](Trainer& trainer) {
+  on_ranks(o, Mode::captured, sequences, [&](Trainer& trainer) {
     for (int64_t step = 0; step < 6; ++step) {
       trainer.step();
       EXPECT_EQ(last, step + 1);
@@ -329,14 +329,14 @@ TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
 }
 
 // Float64, where summation order affects only the last digits.
-void expect_like_one_rank(TypedOptions o, Way way) {
+void expect_like_one_rank(TypedOptions o, Mode mode) {
   if (!test::has_kernels(DType::float64, Device::cuda)) return;
   say(o, "dtype=fp64 grad_dtype=fp32 steps=5");  // bf16 is not supported with float64
   TypedOptions one = o;
   one.ranks = 1;
   forget(one, {"tp", "cp", "pp"});
   say(one, "sp=false zero=0");
-  const OneRank many = run(o, way).ranks[0], alone = run(one, Way::captured).ranks[0];
+  const OneRank many = run(o, mode).ranks[0], alone = run(one, Mode::captured).ranks[0];
   for (size_t step = 0; step < many.losses.size(); ++step) {
     EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << make_command(o);
     EXPECT_NEAR(many.norms[step], alone.norms[step], 1e-9 * alone.norms[step]) << make_command(o);
@@ -344,32 +344,32 @@ void expect_like_one_rank(TypedOptions o, Way way) {
 }
 
 TEST_F(RanksStepGraphGpu, RanksTrainLikeOneRank) {
-  for (const TypedOptions& o : nccl_plans(gpus)) expect_like_one_rank(o, Way::captured);
+  for (const TypedOptions& o : nccl_plans(gpus)) expect_like_one_rank(o, Mode::captured);
 }
 
 // Owners of matrices receive shards, and pipeline ranks activations, in messages: steps are not captured.
 TEST_F(RanksStepGraphGpu, RanksWithMessagesTrainLikeOneRank) {
-  for (const auto& [ranks, words] :
+  for (const auto& [ranks, options] :
        {std::pair{2, "zero=1"}, {3, "zero=2 batch=6"}, {4, "zero=3 tp=2"}, {4, "zero=1 pp=2"}})
-    if (ranks <= gpus) expect_like_one_rank(over_nccl(ranks, std::string("optimizer=muon ") + words), Way::queued);
+    if (ranks <= gpus) expect_like_one_rank(over_nccl(ranks, std::string("optimizer=muon ") + options), Mode::queued);
 }
 
 // One rank's arena has another layout: all ranks queue that step, then capture and replay together again.
 TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
   const TypedOptions o = over_nccl(2, "steps=14");
-  const Ran usual = run(o, Way::captured);
-  std::vector<Tensor> kept;
+  const Ran undisturbed = run(o, Mode::captured);
+  std::vector<Tensor> retained;
   std::vector<int64_t> replays;
-  const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
+  const Ran disturbed = run(o, Mode::captured, [&](Trainer& trainer, int64_t step) {
     const int rank = trainer.world().rank();
     if (rank == 0) replays.push_back(trainer.step_record().replays);
     if (rank == 1 && step == 5)
-      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));               // within the graph's memory
+      retained.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));           // within the graph's memory
     if (rank == 0 && step == 9) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
-    if (rank == 1 && step == 13) kept.clear();
+    if (rank == 1 && step == 13) retained.clear();
   });
-  EXPECT_TRUE(disturbed.ranks == usual.ranks);
-  EXPECT_LT(disturbed.replays, usual.replays);
+  EXPECT_TRUE(disturbed.ranks == undisturbed.ranks);
+  EXPECT_LT(disturbed.replays, undisturbed.replays);
   EXPECT_GE(disturbed.replays, 6);
   EXPECT_EQ(replays[6], replays[5]);  // the fifth was queued on rank 0 too
 }
@@ -377,7 +377,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
 TEST_F(RanksStepGraphGpu, StepRequestReachesAllRanks) {
   const TypedOptions o = over_nccl(2, "");
   for (const StepRequest r : {StepRequest::save, StepRequest::stop})
-    on_ranks(o, Way::captured, [&](Trainer& trainer) {
+    on_ranks(o, Mode::captured, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)
         EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? r : StepRequest::none).request,
                   step >= 4 ? r : StepRequest::none);
@@ -390,7 +390,7 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
   for (const TypedOptions& o : nccl_plans(gpus)) {
     SCOPED_TRACE(make_command(o));
     constexpr int64_t kAfter = 5;  // replayed
-    Sequences sequences = test::counted(resolve(o));
+    Sequences sequences = test::synthetic(resolve(o));
     sequences.load = [&o, good = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
                                                  int32_t* targets) {
       const int64_t last = o.optim.batch - 1;
@@ -400,7 +400,7 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
     };
     std::atomic<int> ended = 0;
     const std::string cause = error_message([&] {
-      on_ranks(o, Way::captured, sequences, [&](Trainer& trainer) {
+      on_ranks(o, Mode::captured, sequences, [&](Trainer& trainer) {
         SCOPED_TRACE(fmt::format("{}, rank {}", make_command(o), trainer.world().rank()));
         for (int64_t step = 0; step < kAfter; ++step) trainer.step();
         EXPECT_GT(trainer.step_record().replays, 0);
@@ -422,13 +422,13 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
 }
 
 // Runs five steps on two ranks; returns the cause of the end.
-std::string failure(std::string_view words, const std::function<void(Trainer&)>& f) {
+std::string failure(std::string_view options, const std::function<void(Trainer&)>& f) {
   const auto after_five = [&](Trainer& trainer) {
     for (int64_t step = 0; step < 5; ++step) trainer.step();
     EXPECT_GT(trainer.step_record().replays, 0);
     f(trainer);
   };
-  return error_message([&] { on_ranks(over_nccl(2, words), Way::captured, after_five); }, Status::communication);
+  return error_message([&] { on_ranks(over_nccl(2, options), Mode::captured, after_five); }, Status::communication);
 }
 
 // A rank fails before the ranks agree on a step, or after that without launching it.

@@ -79,7 +79,7 @@ Json make_manifest(const fs::path& attempt, int64_t step, const std::string& abo
 
 // Renames `attempt` to `name`, or atomically exchanges it with an existing checkpoint, which is then removed as an
 // attempt. If the file system cannot exchange names, renames the existing checkpoint first.
-void give_name(const fs::path& attempt, const fs::path& name) {
+void move_to(const fs::path& attempt, const fs::path& name) {
   std::error_code unknown;
   const bool taken = fs::is_directory(name, unknown);
   const auto done = [&](int result) {
@@ -110,7 +110,7 @@ Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
   write_file(path() / "manifest.json", make_manifest(path(), step_, about).dump(2) + "\n");
   sync_directory(path());
   const fs::path name = to_string(directory_, step_);
-  give_name(path(), name);
+  move_to(path(), name);
   sync_directory(directory_);
   for (const fs::path& old : list_entries(directory_))
     if (is_aside(old) && fs::is_directory(to_string(directory_, step_number(old).value_or(-1)))) remove_checkpoint(old);

@@ -19,6 +19,7 @@
 #include "base/bad_input.h"
 #include "base/json.h"
 #include "models/layout.h"
+#include "models/stages.h"
 #include "parallel/comm/fake_transport.h"
 #include "train/checkpoint/state.h"
 
@@ -51,19 +52,19 @@ SavedPart parse_part(const std::string& name, const Json& j, const std::string& 
   for (const Json& size : j["shape"]) {
     const std::optional<int64_t> n = natural(size);
     if (!n || *n < 1 || *n > kMaxElements / elements) throw refuse();
-    slice.whole.push_back(*n);
+    slice.full_shape.push_back(*n);
     elements *= *n;
   }
   const std::optional<int64_t> begin = natural(j.value("begin", Json())), dim = natural(j.value("dim", Json()));
   const Json runs = j.value("runs", Json());
-  if (!begin || !dim || *dim > slice.whole.ndim() || !runs.is_array()) throw refuse();
+  if (!begin || !dim || *dim > slice.full_shape.ndim() || !runs.is_array()) throw refuse();
   slice.begin = *begin;
   slice.shard.dim = static_cast<int>(*dim);
   for (int64_t at = 0; const Json& run : runs) {
     const auto first = run.is_array() && run.size() == 2 ? natural(run[0]) : std::nullopt,
                size = first ? natural(run[1]) : first;
-    if (!size || *size < 1 || *dim == slice.whole.ndim() || *first < at || *first > slice.whole[slice.shard.dim] ||
-        *size > slice.whole[slice.shard.dim] - *first)
+    if (!size || *size < 1 || *dim == slice.full_shape.ndim() || *first < at ||
+        *first > slice.full_shape[slice.shard.dim] || *size > slice.full_shape[slice.shard.dim] - *first)
       throw refuse();
     slice.shard.runs.push_back({*first, *size});
     at = *first + *size;
@@ -82,7 +83,7 @@ std::string describe_parts(const std::vector<SavedPart>& slices) {
   for (const SavedPart& p : slices) {
     Json runs = Json::array();
     for (const ShardSpec::Run& run : p.shard.runs) runs.push_back({run.begin, run.size});
-    out[p.name] = {{"shape", std::vector<int64_t>(p.whole.begin(), p.whole.end())},
+    out[p.name] = {{"shape", std::vector<int64_t>(p.full_shape.begin(), p.full_shape.end())},
                    {"dim", p.shard.dim},
                    {"runs", std::move(runs)},
                    {"begin", p.begin}};
@@ -125,16 +126,16 @@ void SavedTensors::add(const Safetensors& file, const std::string& what) {
     if (described != file.metadata().end() && found == slices.end())
       bad_input("{}: the metadata \"parts\" does not list tensor '{}'", what, t.name);
     if (t.shape.size() > kMaxDims) bad_input("{}: tensor '{}' has more than six dimensions", what, t.name);
-    SavedPart slice = found != slices.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
+    SavedPart slice = found != slices.end() ? found->second : SavedPart{.name = t.name, .full_shape = Shape(t.shape)};
     slice.count = std::ssize(t.bytes) / element_size(t.dtype);
-    if (const int64_t stored = slice.shard.slice_unit(slice.whole).numel(); slice.count > stored - slice.begin)
+    if (const int64_t stored = slice.shard.slice_unit(slice.full_shape).numel(); slice.count > stored - slice.begin)
       bad_input("{}: tensor '{}' has {} elements starting at {}, but its slice ends at {}", what, t.name, slice.count,
                 slice.begin, stored);
-    const std::vector<int64_t> shape(slice.whole.begin(), slice.whole.end());
-    Whole& full = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
+    const std::vector<int64_t> shape(slice.full_shape.begin(), slice.full_shape.end());
+    Stored& full = all_.try_emplace(t.name, Stored{t.dtype, shape, {}}).first->second;
     if (full.dtype != t.dtype || full.shape != shape)
       bad_input("{}: tensor '{}' differs in dtype or shape from the other rank files", what, t.name);
-    full.pieces.push_back({&t, std::move(slice)});
+    full.slices.push_back({&t, std::move(slice)});
   }
 }
 
@@ -145,22 +146,22 @@ void SavedTensors::expect_no_others(const std::set<std::string>& names) const {
                                    names.size()));
 }
 
-const SavedTensors::Whole& SavedTensors::at(const std::string& name) const {
+const SavedTensors::Stored& SavedTensors::at(const std::string& name) const {
   const auto found = all_.find(name);
   if (found == all_.end()) bad_input("{}: no tensor '{}'", what_, name);
   return found->second;
 }
 
 TensorReader SavedTensors::reader(const std::string& name) const {
-  const Whole& full = at(name);
+  const Stored& full = at(name);
   struct Run {
     int64_t begin, count;
     const std::byte* at;
   };
   std::vector<Run> runs;  // by position in the full tensor
   const int64_t element = element_size(full.dtype);
-  for (const auto& [bytes, slice] : full.pieces)
-    for_each_run(slice.whole, slice.shard, slice.begin, slice.begin + slice.count,
+  for (const auto& [bytes, slice] : full.slices)
+    for_each_run(slice.full_shape, slice.shard, slice.begin, slice.begin + slice.count,
                  [&, data = bytes->bytes.data(), first = slice.begin](int64_t here, int64_t begin, int64_t count) {
                    runs.push_back({begin, count, data + (here - first) * element});
                  });
@@ -186,7 +187,7 @@ TensorReader SavedTensors::reader(const std::string& name) const {
 
 FullTensors SavedTensors::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) {
-    const Whole& full = at(name);
+    const Stored& full = at(name);
     if (full.dtype != dtype || full.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(
           fmt::format("the checkpoint's '{}' does not match: expected {} {}", name, to_string(dtype), shape.str()));

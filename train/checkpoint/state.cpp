@@ -119,18 +119,18 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
     });
     count += h.part.nbytes();
   }
-  const auto numbers = [&](const std::vector<int64_t>& v) { return Tensor::of<int64_t>(v, {std::ssize(v)}, host); };
-  const auto room = [&](int64_t n) { return Tensor::empty({n}, DType::uint8, host, Category::workspace); };
+  const auto make_tensor = [&](const std::vector<int64_t>& v) { return Tensor::of<int64_t>(v, {std::ssize(v)}, host); };
+  const auto make_buffer = [&](int64_t n) { return Tensor::empty({n}, DType::uint8, host, Category::workspace); };
   if (all.empty()) return {};
-  const Tensor elements = room(count);
+  const Tensor elements = make_buffer(count);
   for (int64_t at = 0; const TensorSlice& h : mine) {
     const Tensor here = h.part.on_host();
     std::memcpy(elements.raw() + at, here.raw(), static_cast<size_t>(here.nbytes()));
     at += here.nbytes();
   }
   if (world.rank() > 0) {
-    world.send(numbers({std::ssize(table), count}), 0);
-    world.send(numbers(table), 0);
+    world.send(make_tensor({std::ssize(table), count}), 0);
+    world.send(make_tensor(table), 0);
     world.send(elements, 0);
     return {};
   }
@@ -145,13 +145,13 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>&
       at += run[2] * element;
     }
   };
-  place(numbers(table), elements);
+  place(make_tensor(table), elements);
   for (int r = 1; r < world.size(); ++r) {
-    const Tensor sizes = numbers({0, 0});
+    const Tensor sizes = make_tensor({0, 0});
     world.recv(sizes, r);
     const Tensor runs = Tensor::empty({sizes.data<int64_t>()[0]}, DType::int64, host);
     world.recv(runs, r);
-    const Tensor theirs = room(sizes.data<int64_t>()[1]);
+    const Tensor theirs = make_buffer(sizes.data<int64_t>()[1]);
     world.recv(theirs, r);
     place(runs, theirs);
   }
@@ -198,14 +198,14 @@ std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
           out.push_back({fmt::format("{}.{}{}", slot.parameter->name, kind, suffix), dtype, slot.parameter->stored()});
   };
   const std::vector<std::string> rest = state_kinds(o), matrices = state_kinds(o, true);
-  const auto keeps = [](const auto& kinds, const auto& kind) { return std::ranges::count(kinds, kind) > 0; };
+  const auto contains = [](const auto& kinds, const auto& kind) { return std::ranges::count(kinds, kind) > 0; };
   std::vector<std::string> all = rest;  // master copies last
-  std::ranges::copy_if(matrices, std::back_inserter(all), [&](const auto& kind) { return !keeps(rest, kind); });
+  std::ranges::copy_if(matrices, std::back_inserter(all), [&](const auto& kind) { return !contains(rest, kind); });
   std::stable_partition(all.begin(), all.end(), [](const auto& kind) { return kind != "master"; });
   for (int copy = 0; copy < copies; ++copy) {
     for (const std::string& kind : all)
-      add(kind, kind == "master" ? DType::float32 : state_dtype(o), suffix_of_copy(copy), keeps(rest, kind),
-          keeps(matrices, kind));
+      add(kind, kind == "master" ? DType::float32 : state_dtype(o), suffix_of_copy(copy), contains(rest, kind),
+          contains(matrices, kind));
     if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);
   }
   for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, accum_dtype(o.dtype), "", true, true);
@@ -247,22 +247,22 @@ std::vector<TensorSlice> held_between_steps(Trainer& trainer) {
   return out;
 }
 
-std::vector<NamedTensor> whole_values(Trainer& trainer, int copy) {
+std::vector<NamedTensor> full_values(Trainer& trainer, int copy) {
   return gather(trainer, list_values(trainer), own(trainer, unit_values(trainer.strategy().shards()), copy));
 }
 
-std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy) {
+std::vector<NamedTensor> full_gradients(Trainer& trainer, int copy) {
   return gather(trainer, list(trainer, trainer.gradient_dtype(), false),
                 own(trainer, compute_gradients(trainer), copy));
 }
 
-std::vector<NamedTensor> whole_state(Trainer& trainer, int copy) {
+std::vector<NamedTensor> full_state(Trainer& trainer, int copy) {
   std::vector<TensorSlice> held = optimizer_state(trainer.optimizer());
   std::ranges::move(optimizer_state(trainer.strategy()), std::back_inserter(held));
   return gather(trainer, list_state(trainer, 1, false), own(trainer, held, copy));
 }
 
-std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
+std::vector<NamedTensor> full_matrix_state(Trainer& trainer, bool of_gradients) {
   std::vector<TensorSlice> held =
       own(trainer, of_gradients ? compute_gradients(trainer) : unit_values(trainer.strategy().shards()));
   for (TensorSlice& h : held) {

@@ -51,11 +51,11 @@ std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 
 // Full tensors by parameter name. Collective; empty except on rank 0. `copy` selects the replica if the data axis has
 // several (DataStrategy::copies()).
-std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
-std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy = 0);
-std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
-// int32: the world rank that provides each element of whole_gradients() or whole_values().
-std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
+std::vector<NamedTensor> full_values(Trainer& trainer, int copy = 0);
+std::vector<NamedTensor> full_gradients(Trainer& trainer, int copy = 0);
+std::vector<NamedTensor> full_state(Trainer& trainer, int copy = 0);
+// int32: the world rank that provides each element of full_gradients() or full_values().
+std::vector<NamedTensor> full_matrix_state(Trainer& trainer, bool of_gradients);
 
 // Fills `to` with the elements of a full tensor from index `begin` on.
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
@@ -75,7 +75,7 @@ void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, 
 // One rank's slice of a tensor, as stored in its file: `count` elements of the layout's shard from index `begin` on.
 struct SavedPart {
   std::string name;  // "blocks.0.mlp.up.weight.m"
-  Shape whole = {};
+  Shape full_shape = {};
   ShardSpec shard = {};  // without the axis
   int64_t begin = 0, count = 0;
 };
@@ -103,17 +103,17 @@ class SavedTensors {
   SavedTensors(const std::filesystem::path& checkpoint, const std::string& stem);
   static bool are_in(const std::filesystem::path& checkpoint, const std::string& stem);
 
-  struct Whole {
+  struct Stored {
     DType dtype{};
     std::vector<int64_t> shape;
-    struct Piece {
+    struct StoredSlice {
       const TensorBytes* bytes;
       SavedPart part;
     };
-    std::vector<Piece> pieces;
+    std::vector<StoredSlice> slices;
   };
-  const std::map<std::string, Whole>& all() const { return all_; }
-  const Whole& at(const std::string& name) const;  // throws InputError if missing
+  const std::map<std::string, Stored>& all() const { return all_; }
+  const Stored& at(const std::string& name) const;  // throws InputError if missing
   const std::vector<std::unique_ptr<Safetensors>>& files() const { return files_; }
   // Throws InputError for any tensor not in `names`.
   void expect_no_others(const std::set<std::string>& names) const;
@@ -127,7 +127,7 @@ class SavedTensors {
 
   std::string what_;
   std::vector<std::unique_ptr<Safetensors>> files_;
-  std::map<std::string, Whole> all_;
+  std::map<std::string, Stored> all_;
 };
 
 // Throws Error (not_finite) with tensor and step if `x` has an infinity or a NaN. Reads all of `x`.

@@ -89,7 +89,7 @@ class QueuedStep final : public StepGraph {
       capture();
       return true;
     } catch (const Error& e) {
-      if (!parts_.may_give_up) throw;
+      if (!parts_.may_fall_back) throw;
       graph_.reset();
       parts_.captured = false;
       record_.given_up = e.what();

@@ -129,13 +129,13 @@ TensorReader make_reader(const std::shared_ptr<const Bytes>& bytes) {
 
 }  // namespace
 
-FullTensors quantized(const ModelConfig& config, FullTensors numbers) {
-  return [all = weight_packings(config), numbers = std::move(numbers)](const std::string& name, DType dtype,
-                                                                       const Shape& shape) -> TensorReader {
+FullTensors quantized(const ModelConfig& config, FullTensors values) {
+  return [all = weight_packings(config), values = std::move(values)](const std::string& name, DType dtype,
+                                                                     const Shape& shape) -> TensorReader {
     const auto found = all.find(name);
-    if (found == all.end() || dtype != DType::uint8) return numbers(name, dtype, shape);
+    if (found == all.end() || dtype != DType::uint8) return values(name, dtype, shape);
     const Packing& p = found->second;
-    const TensorReader read = numbers(name, DType::float32, {p.rows, p.columns});
+    const TensorReader read = values(name, DType::float32, {p.rows, p.columns});
     try {
       return make_reader(std::make_shared<const Bytes>(
           quantize(p, [&](int64_t begin, std::span<float> to) { read(begin, std::as_writable_bytes(to)); })));

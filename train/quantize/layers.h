@@ -40,9 +40,9 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
                                              const QuantizeOptions& options,
                                              const std::function<void(const QuantizedWeight&)>& done = {});
 
-// Quantizes `numbers` when `config` stores the requested uint8 tensor in 4 bits; always reads and quantizes the full
+// Quantizes `values` when `config` stores the requested uint8 tensor in 4 bits; always reads and quantizes the full
 // weight. Thread-safe.
-FullTensors quantized(const ModelConfig& config, FullTensors numbers);
+FullTensors quantized(const ModelConfig& config, FullTensors values);
 
 // Dequantizes the 4-bit tensors of `stored` when floating-point values are requested.
 FullTensors dequantized(const ModelConfig& config, FullTensors stored);

@@ -31,7 +31,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-fs::path new_run_folder() {
+fs::path new_run_directory() {
   make_directories("runs");
   const std::string base = fmt::format("runs/{:%Y-%m-%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
   fs::path path = base;
@@ -45,7 +45,7 @@ namespace {
 
 // True for a new directory or a run that failed before its first complete file. Throws OutputError if the directory is
 // unreadable.
-bool holds_nothing(const fs::path& directory) {
+bool is_unused(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     if (const std::string name = it->path().filename().string();
@@ -59,7 +59,7 @@ bool holds_nothing(const fs::path& directory) {
 // "7:3"
 std::string mixture_fractions(const Dataset& d) {
   std::string out;
-  for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
+  for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.ratio);
   return out;
 }
 
@@ -91,7 +91,7 @@ std::string owner_text() {
 
 }  // namespace
 
-void check_numbers(const Checkpoint& checkpoint) {
+void check_checkpoint_finite(const Checkpoint& checkpoint) {
   for (const char* stem : {kModel, kOptimizer}) {
     if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported weights
     const SavedTensors saved(checkpoint.path, stem);
@@ -102,11 +102,11 @@ void check_numbers(const Checkpoint& checkpoint) {
   }
 }
 
-RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_folder()) {
+RunDirectory::RunDirectory(const RunConfig& r) : path_(r.out ? fs::path(*r.out) : new_run_directory()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
     if (r.resume && !is_run) bad_input("`resume`: {} is not a run directory: config.toml is missing", path_.string());
-    if (!r.resume && is_there(path_) && !holds_nothing(path_))
+    if (!r.resume && is_there(path_) && !is_unused(path_))
       bad_usage("`out`: {} {}", path_.string(),
                 is_run ? "already contains a run; resume it with train `resume` or choose a different directory"
                        : "exists and is not an empty directory; expected a new directory");
@@ -146,7 +146,7 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainCon
 std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainConfig& o,
                                                        const Dataset* dataset,
                                                        std::vector<std::string>& passed_over) const {
-  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_numbers);
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_checkpoint_finite);
   if (!checkpoint && passed_over.empty()) return {};
   if (!checkpoint) bad_input("{}: no usable checkpoint: {}", path_.string(), passed_over.front());
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();

@@ -56,7 +56,7 @@ class RunLock {
 inline constexpr const char* kFlightFile = "flight.json";
 
 // Throws OutputError.
-std::filesystem::path new_run_folder();
+std::filesystem::path new_run_directory();
 
 class RunDirectory {
  public:
@@ -114,7 +114,7 @@ std::string about(const SavedRun& run, const ModelConfig& model, const TrainConf
 // names the checkpoint. Throws InputError if the manifest does not identify its run.
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
 // Rejects checkpoints of a diverged run. Throws InputError naming file and tensor.
-void check_numbers(const Checkpoint& checkpoint);
+void check_checkpoint_finite(const Checkpoint& checkpoint);
 // The push order of an asynchronous run; nullopt without `pushes.txt`. `ranks` and `servers` describe the current run;
 // 0 if it is not asynchronous. Throws InputError if the file is malformed, and Error (usage) if its workers were at
 // different steps and the numbers of ranks or servers have changed.

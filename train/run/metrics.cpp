@@ -117,15 +117,15 @@ std::optional<Validation> compute_validation(const Dataset& d, int64_t context, 
     if (!loss) return {};
     return Validation{*loss, d.bits_per_byte(*loss)};
   }
-  double shares = 0;
+  double ratios = 0;
   for (const MixturePart& p : d.parts) {
     const std::optional<double> loss = mean_loss(*p.dataset->validation(context));
     if (!loss) return {};
     out.parts.push_back({p.name, *loss, p.dataset->bits_per_byte(*loss)});
-    out.loss += static_cast<double>(p.share) * *loss;
-    shares += static_cast<double>(p.share);
+    out.loss += static_cast<double>(p.ratio) * *loss;
+    ratios += static_cast<double>(p.ratio);
   }
-  out.loss /= shares;
+  out.loss /= ratios;
   out.bits_per_byte = d.bits_per_byte(out.loss);
   return out;
 }

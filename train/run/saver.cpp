@@ -38,7 +38,7 @@ void Saver::begin() {
 
 void Saver::poll() {
   if (finishing_.valid() && is_ready(finishing_)) made();
-  if (!under_way_) return;
+  if (!pending_) return;
   if (writing_.valid() && is_ready(writing_)) writing_.get();
   Communicator& world = trainer_.world();
   const OpCounts before = world.counts();
@@ -48,7 +48,7 @@ void Saver::poll() {
 }
 
 void Saver::finish() {
-  if (under_way_) {
+  if (pending_) {
     if (writing_.valid()) writing_.get();
     Communicator& world = trainer_.world();
     const OpCounts before = world.counts();
@@ -104,7 +104,7 @@ void Saver::open(bool copied) {
       for (TensorSlice& h : files_.back().parts)
         h.part = h.part.device() == Device::cpu ? h.part.clone() : h.part.on_host();
   }
-  under_way_ = true;
+  pending_ = true;
 }
 
 void Saver::write() const {
@@ -122,7 +122,7 @@ void Saver::write() const {
 }
 
 void Saver::all_written() {
-  under_way_ = false;
+  pending_ = false;
   files_.clear();
   if (!new_) return;
   finishing_ =

@@ -53,7 +53,7 @@ class Saver : NotCopied {
 
   const RunFiles& run_;
   Trainer& trainer_;
-  bool under_way_ = false;  // a rank is still writing
+  bool pending_ = false;  // a rank is still writing
   std::vector<File> files_;
   std::future<void> writing_;  // valid until this rank has finished writing
   // on rank 0:

@@ -49,7 +49,7 @@ void scale(Transport& transport, const Call& call, double factor) {
   });
 }
 
-FaultyCall scaled_sums(const TrainConfig& job, bool up) {
+FaultyCall scaled_reductions(const TrainConfig& job, bool up) {
   return {compute_gradients(job), [up](Transport& transport, const Call& call) {
             const int64_t sent = transport.direct(call);
             scale(transport, call, up ? transport.size() : 1.0 / transport.size());
@@ -61,7 +61,7 @@ FaultyCall scaled_sums(const TrainConfig& job, bool up) {
 bool norm_over_tp(const TrainConfig& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
 // Groups of one rank reduce nothing.
-const std::vector<Requirement> kSumWants =
+const std::vector<Requirement> kReductionNeeds =
     wants(kDataRanks, kDirect, kCpu,
           Requirement{"dp_mode", "ddp", [](const TrainConfig& j) { return j.plan.dp_mode != DataMode::diloco; }},
           Requirement{"shard_ranks", "2", [](const TrainConfig& j) { return j.plan.shard_ranks != 1; }});
@@ -70,7 +70,7 @@ constexpr int64_t kCall = 5;     // index of the failing call, from 0
 constexpr double kPatience = 2;  // timeout in seconds for a missing call
 
 template <Fault::Kind kind>
-void plant_fault(VerifyHooks& hooks, const TrainConfig& job) {
+void inject_fault(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.launching, [rank = last_rank(job)](LaunchOptions& how) {
     how.timeout_s = std::min(how.timeout_s, kPatience);
     how.around = with_faults({{rank, {{.kind = kind, .call = kCall}}}});
@@ -154,14 +154,14 @@ const Requirement kNoFloat64{"dtype", "fp32", [](const TrainConfig& j) { return 
 
 }  // namespace
 
-std::vector<InjectedFault> defects_of_calls() {
+std::vector<InjectedFault> call_faults() {
   return {
       {"missing-gradient-sum", "each data rank updates with the gradient of its own sequences, without the all-reduce",
-       "missing-gradient-sum", kEverywhere, kSumWants, injects([](const TrainConfig& j) {
+       "missing-gradient-sum", kEverywhere, kReductionNeeds, injects([](const TrainConfig& j) {
          return FaultyCall{compute_gradients(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
-       wants(kSumWants, kDdp, kNoShards), injects([](const TrainConfig& j) {
+       wants(kReductionNeeds, kDdp, kNoShards), injects([](const TrainConfig& j) {
          return FaultyCall{compute_gradients(j), [](Transport& transport, const Call& call) {
                              const int64_t sent = transport.direct(call);
                              return sent + transport.direct(call);
@@ -169,9 +169,10 @@ std::vector<InjectedFault> defects_of_calls() {
        })},
       {"gradients-divided-twice",
        "reduced gradients are divided by the number of data ranks, although the loss is already a mean", "wrong-scale",
-       kEverywhere, kSumWants, injects([](const TrainConfig& j) { return scaled_sums(j, false); })},
+       kEverywhere, kReductionNeeds, injects([](const TrainConfig& j) { return scaled_reductions(j, false); })},
       {"local-mean-loss", "each data rank divides by its own number of tokens instead of the global batch's",
-       "wrong-scale", kEverywhere, kSumWants, injects([](const TrainConfig& j) { return scaled_sums(j, true); })},
+       "wrong-scale", kEverywhere, kReductionNeeds,
+       injects([](const TrainConfig& j) { return scaled_reductions(j, true); })},
       {"rounded-gradients", "gradients are reduced in bf16 although the plan specifies fp32", "narrow-sums",
        kEverywhere,
        wants(
@@ -202,9 +203,9 @@ std::vector<InjectedFault> defects_of_calls() {
          return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
       {"lost-call", "a rank skips one of its communication calls", "lost-call", kOnLastRank, wants(kRanks, kDirect),
-       plant_fault<Fault::Kind::drop>},
+       inject_fault<Fault::Kind::drop>},
       {"failing-rank", "a rank throws an error in one of its communication calls", "failed-rank", kOnLastRank,
-       wants(kRanks, kDirect), plant_fault<Fault::Kind::fail>},
+       wants(kRanks, kDirect), inject_fault<Fault::Kind::fail>},
       {"needless-all-reduce", "an unused array is all-reduced over the data ranks after each update",
        "needless-communication", kEverywhere, wants(kDataRanks), updates([](Trainer& t, const StepReport& report) {
          t.update(report);
@@ -219,7 +220,7 @@ std::vector<InjectedFault> defects_of_calls() {
   };
 }
 
-std::vector<InjectedFault> defects_of_groups() {
+std::vector<InjectedFault> group_faults() {
   return {
       {"unsummed-group",
        "gradient shards are not reduced across sharding groups: each group trains on its own sequences",

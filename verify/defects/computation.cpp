@@ -125,7 +125,7 @@ void lose_a_token(Trainer& t) {
   router.wrap([](const Module::Inner& inner, const Var& x) {
     const Var logits = inner(x);
     return record_one("lose_a_token", with_a_lost_token(logits.value()), {logits.edge()},
-                      [](Grads& g) { g.give(0, g.take_output(0)); });
+                      [](Grads& g) { g.set(0, g.take_output(0)); });
   });
 }
 
@@ -176,7 +176,7 @@ void update_and_misplace(Trainer& t, const StepReport& report) {
   }
 }
 
-void keep_gradients(VerifyHooks& hooks, const TrainConfig& job) {
+void retain_gradients(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.made, [retained = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
     if (t.world().rank() != rank) return;
     for (const FlatUnit& unit : t.strategy().shards())
@@ -187,7 +187,7 @@ void keep_gradients(VerifyHooks& hooks, const TrainConfig& job) {
 
 }  // namespace
 
-std::vector<InjectedFault> defects_of_computation() {
+std::vector<InjectedFault> computation_faults() {
   return {
       {"skipped-microbatch", "the last micro-batch of the last data rank is skipped", "microbatch-skipped",
        "on data rank {dp}", wants(kSeveral),
@@ -272,10 +272,10 @@ std::vector<InjectedFault> defects_of_computation() {
   };
 }
 
-std::vector<InjectedFault> defects_of_resources() {
+std::vector<InjectedFault> resource_faults() {
   return {
       {"kept-gradients", "a rank retains a second buffer as large as its gradients", "kept-memory", kOnLastRank,
-       wants(), keep_gradients},
+       wants(), retain_gradients},
       {"gpipe-for-1f1b", "all forward passes precede the first backward pass", "schedule", kEverywhere,
        wants(kPipeline,
              Requirement{"schedule", "1f1b",

@@ -43,25 +43,25 @@ std::string InjectedFault::where(const TrainConfig& job) const {
                      fmt::arg("pp", job.plan.pp - 1), fmt::arg("block", job.model.layers - 1));
 }
 
-const std::vector<InjectedFault>& defects() {
+const std::vector<InjectedFault>& all_faults() {
   static const std::vector<InjectedFault> all = [] {
     std::vector<InjectedFault> out;
-    for (const auto& table : {defects_of_calls, defects_of_computation, defects_of_groups, defects_of_resources})
+    for (const auto& table : {call_faults, computation_faults, group_faults, resource_faults})
       std::ranges::move(table(), std::back_inserter(out));
     return out;
   }();
   return all;
 }
 
-const InjectedFault& defect(std::string_view name) {
-  const auto found = std::ranges::find(defects(), name, &InjectedFault::name);
-  if (found != defects().end()) return *found;
+const InjectedFault& find_fault(std::string_view name) {
+  const auto found = std::ranges::find(all_faults(), name, &InjectedFault::name);
+  if (found != all_faults().end()) return *found;
   throw FieldError("defect", fmt::format("expected random, list or a name printed by list, got '{}'", name));
 }
 
-const InjectedFault& random_defect(const TrainConfig& job, uint64_t random) {
+const InjectedFault& random_fault(const TrainConfig& job, uint64_t random) {
   std::vector<const InjectedFault*> some;
-  for (const InjectedFault& d : defects())
+  for (const InjectedFault& d : all_faults())
     if (d.needs(job).empty()) some.push_back(&d);
   if (some.empty())
     throw FieldError("defect", "no fault applies to this plan; faults require more ranks, such as `dp` 2");
@@ -87,14 +87,14 @@ void check_applies(const InjectedFault& d, const TrainConfig& job) {
                                ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
 }
 
-VerifyHooks planted(const InjectedFault& d, const TrainConfig& job, VerifyHooks hooks) {
+VerifyHooks with_fault(const InjectedFault& d, const TrainConfig& job, VerifyHooks hooks) {
   check_applies(d, job);
-  return planted_if_it_applies(d, job, std::move(hooks));
+  return with_fault_if_applicable(d, job, std::move(hooks));
 }
 
-VerifyHooks planted_if_it_applies(const InjectedFault& d, const TrainConfig& job, VerifyHooks hooks) {
+VerifyHooks with_fault_if_applicable(const InjectedFault& d, const TrainConfig& job, VerifyHooks hooks) {
   hooks.failure_is_seen = true;
-  if (d.needs(job).empty()) d.plant(hooks, job);
+  if (d.needs(job).empty()) d.inject(hooks, job);
   return hooks;
 }
 

@@ -1,9 +1,9 @@
 // Known faults of distributed training, injected into a plan one at a time and never into the oracle (`tessera verify
 // --defect NAME`, tests).
 //
-//   const InjectedFault& d = defect("missing-gradient-sum");
+//   const InjectedFault& d = find_fault("missing-gradient-sum");
 //   check_applies(d, job);                                          // throws FieldError: unmet requirements
-//   const VerifyResult r = explain(job, [&](const TrainConfig& j) { return planted_if_it_applies(d, j); });
+//   const VerifyResult r = explain(job, [&](const TrainConfig& j) { return with_fault_if_applicable(d, j); });
 //   r.diagnosis[0].cause == d.cause;
 #pragma once
 #include <cstdint>
@@ -32,7 +32,7 @@ struct InjectedFault {
   std::string_view cause;  // the expected diagnosis
   std::string place;       // "in block {block}", expanded by where()
   std::vector<Requirement> wants;
-  std::function<void(VerifyHooks&, const TrainConfig&)> plant;
+  std::function<void(VerifyHooks&, const TrainConfig&)> inject;
   int64_t sequences = 1;  // minimum sequences per micro-batch
 
   // Nearest field values that satisfy the unmet requirements; empty if the fault applies.
@@ -41,17 +41,17 @@ struct InjectedFault {
   std::string where(const TrainConfig& job) const;
 };
 
-const std::vector<InjectedFault>& defects();
+const std::vector<InjectedFault>& all_faults();
 // Throws FieldError listing all names.
-const InjectedFault& defect(std::string_view name);
+const InjectedFault& find_fault(std::string_view name);
 // An applicable fault, selected by `random`. Throws FieldError if none applies.
-const InjectedFault& random_defect(const TrainConfig& job, uint64_t random);
+const InjectedFault& random_fault(const TrainConfig& job, uint64_t random);
 
 // Throws FieldError with the required field values.
-void check_applies(const InjectedFault& defect, const TrainConfig& job);
+void check_applies(const InjectedFault& fault, const TrainConfig& job);
 // With these hooks, a rank's failure counts as a violated bound. Throws as check_applies() does.
-VerifyHooks planted(const InjectedFault& defect, const TrainConfig& job, VerifyHooks hooks = {});
+VerifyHooks with_fault(const InjectedFault& fault, const TrainConfig& job, VerifyHooks hooks = {});
 // The same for explain(), which also tries plans without the faulty operation: these remain correct.
-VerifyHooks planted_if_it_applies(const InjectedFault& defect, const TrainConfig& job, VerifyHooks hooks = {});
+VerifyHooks with_fault_if_applicable(const InjectedFault& fault, const TrainConfig& job, VerifyHooks hooks = {});
 
 }  // namespace tessera

@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-std::vector<InjectedFault> defects_of_calls();        // collectives, norms and messages
-std::vector<InjectedFault> defects_of_computation();  // sequences, layers, experts, updates
-std::vector<InjectedFault> defects_of_groups();       // groups of ranks, local updates, owners
-std::vector<InjectedFault> defects_of_resources();    // memory and schedules
+std::vector<InjectedFault> call_faults();         // collectives, norms and messages
+std::vector<InjectedFault> computation_faults();  // sequences, layers, experts, updates
+std::vector<InjectedFault> group_faults();        // groups of ranks, local updates, owners
+std::vector<InjectedFault> resource_faults();     // memory and schedules
 
 inline constexpr auto kEverywhere = "on every rank", kOnLastRank = "on rank {rank}", kInLastBlock = "in block {block}",
                       kOnLastStage = "on pipeline rank {pp}";

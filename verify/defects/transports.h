@@ -13,54 +13,27 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/transport.h"
+#include "parallel/comm/forwarding_transport.h"
 
 namespace tessera {
 
 // Forwards all calls.
-class AroundTransport : public Transport {
+class AroundTransport : public ForwardingTransport {
  public:
-  explicit AroundTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  int world_rank(int rank) const override { return inner_->world_rank(rank); }
-  int local_rank() const override { return inner_->local_rank(); }
-  std::string_view kind() const override { return inner_->kind(); }
-  void set_axis(const std::string& axis) override {
-    Transport::set_axis(axis);
-    inner_->set_axis(axis);
-  }
-  void set_flight(std::shared_ptr<Flight> flight) override { inner_->set_flight(std::move(flight)); }
-  void send(int to, int tag, const std::byte* data, int64_t bytes) override { inner_->send(to, tag, data, bytes); }
-  void recv(int from, int tag, std::byte* data, int64_t bytes) override { inner_->recv(from, tag, data, bytes); }
-  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
-    inner_->send_from_gpu(to, tag, data, bytes, gpu);
-  }
-  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
-    inner_->recv_to_gpu(from, tag, data, bytes, gpu);
-  }
-  bool supports_row_slices() const override { return inner_->supports_row_slices(); }
-  int64_t direct(const Call& call) override { return inner_->direct(call); }
-  int64_t native(const Call& call) override { return inner_->native(call); }
-  bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
-  std::function<void()> start_native(const Call& call) override { return inner_->start_native(call); }
-  std::shared_ptr<CommWorker> background() override { return inner_->background(); }
-  void check_progress(double waited_s, const std::string& during) override { inner_->check_progress(waited_s, during); }
+  using ForwardingTransport::ForwardingTransport;
+  bool supports_row_slices() const override { return inner().supports_row_slices(); }
+  int64_t native(const Call& call) override { return inner().native(call); }
+  bool only_queues(const Call& call) const override { return inner().only_queues(call); }
+  std::function<void()> start_native(const Call& call) override { return inner().start_native(call); }
+  std::shared_ptr<CommWorker> background() override { return inner().background(); }
+  void check_progress(double waited_s, const std::string& during) override { inner().check_progress(waited_s, during); }
   // Subgroups are wrapped in the same way.
-  std::unique_ptr<Transport> split(int color, int key) override { return around(inner_->split(color, key)); }
-  void fail(const std::string& cause) override { inner_->fail(cause); }
-  bool only_native(const Call& call) const override { return inner_->only_native(call); }
-  int failed_rank() const override { return inner_->failed_rank(); }
-  std::string failure() const override { return inner_->failure(); }
-  std::vector<CallLog*> logs() override { return inner_->logs(); }
-  bool maps_peers() const override { return inner_->maps_peers(); }
+  std::unique_ptr<Transport> split(int color, int key) override { return around(inner().split(color, key)); }
+  bool only_native(const Call& call) const override { return inner().only_native(call); }
+  std::vector<CallLog*> logs() override { return inner().logs(); }
 
  protected:
   virtual std::unique_ptr<Transport> around(std::unique_ptr<Transport> inner) const = 0;
-  Transport& inner() const { return *inner_; }
-
- private:
-  std::unique_ptr<Transport> inner_;
 };
 
 // A fault of one rank at its call number `call` (counted from 0 over sends, receives and collectives).
@@ -141,9 +114,9 @@ using Faults = std::map<int, std::vector<Fault>>;  // by world rank
 // For LaunchOptions::around.
 inline auto with_faults(Faults faults) {
   return [faults = std::move(faults)](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
-    const auto planted = faults.find(transport->world_rank(transport->rank()));
-    if (planted == faults.end()) return transport;
-    return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+    const auto injected = faults.find(transport->world_rank(transport->rank()));
+    if (injected == faults.end()) return transport;
+    return std::make_unique<FaultTransport>(std::move(transport), injected->second);
   };
 }
 

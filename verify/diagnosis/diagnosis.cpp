@@ -49,22 +49,22 @@ constexpr Bytes more(std::string_view axis, Operations in = {}) { return {Are::m
 struct Symptoms {
   explicit Symptoms(const Observations& o) : seen(o) {
     const auto note = [&](const auto& d) { step = step == 0 ? d.step : std::min(step, d.step); };
-    std::ranges::for_each(o.numbers, note);
+    std::ranges::for_each(o.scalars, note);
     std::ranges::for_each(o.tensors, note);
-    for (const NumberDifference& n : o.numbers)
-      if (n.step == step) numbers.push_back(&n);
+    for (const ScalarDifference& n : o.scalars)
+      if (n.step == step) scalars.push_back(&n);
     using Kind = TensorDifference::Kind;
     for (const TensorDifference& t : o.tensors)
       if (t.step == step)
         (t.kind == Kind::gradient ? gradients : t.kind == Kind::parameter ? parameters : state).push_back(&t);
   }
   bool wrong(std::string_view what) const {
-    return std::ranges::any_of(numbers, [&](const auto* n) { return n->what == what; });
+    return std::ranges::any_of(scalars, [&](const auto* n) { return n->what == what; });
   }
   bool wrong_loss() const { return wrong("loss"); }
   bool right_gradients() const { return !wrong_loss() && gradients.empty(); }
-  bool right_but_parameters() const { return right_gradients() && numbers.empty() && !parameters.empty(); }
-  bool right_numbers() const { return step == 0 && seen.copies.empty() && seen.stopped.empty(); }
+  bool right_but_parameters() const { return right_gradients() && scalars.empty() && !parameters.empty(); }
+  bool right_values() const { return step == 0 && seen.copies.empty() && seen.stopped.empty(); }
   const SentDifference* first(const Bytes& bytes) const {
     const auto found = std::ranges::find_if(seen.sent, [&](const SentDifference& s) { return bytes.fit(s); });
     return found == seen.sent.end() ? nullptr : &*found;
@@ -72,7 +72,7 @@ struct Symptoms {
 
   const Observations& seen;
   int64_t step = 0;  // 0: no step differs
-  std::vector<const NumberDifference*> numbers;
+  std::vector<const ScalarDifference*> scalars;
   std::vector<const TensorDifference*> gradients, parameters, state;
   const SentDifference* sent = nullptr;  // traffic selected by the current rule
 };
@@ -80,7 +80,7 @@ struct Symptoms {
 // Gradients, loss and norm differ only within rounding.
 bool only_rounding(const Symptoms& s) {
   return std::ranges::all_of(s.gradients, [&](const auto* g) { return g->distance < s.seen.rounding; }) &&
-         std::ranges::all_of(s.numbers, [&](const auto* n) {
+         std::ranges::all_of(s.scalars, [&](const auto* n) {
            return std::abs(n->found - n->expected) / std::abs(n->expected) < s.seen.rounding;
          });
 }
@@ -122,7 +122,7 @@ std::string axis_text(const Observations& o, double factor) {
 // Factor of all gradients; taken from the norm if wide tolerances blur the factor of single gradients.
 double scale(const Symptoms& s) {
   double factor = common_factor(s);
-  for (const NumberDifference* n : s.numbers)
+  for (const ScalarDifference* n : s.scalars)
     if (factor == 0 && n->what == "gradient norm" && !axis_text(s.seen, n->found / n->expected).empty())
       factor = n->found / n->expected;
   return factor;
@@ -174,30 +174,30 @@ bool wrong_targets(Symptoms& s) {
 }
 
 // Sequences with wrong gradient coefficients, if these explain the difference.
-struct Shares {
+struct SequenceWeights {
   std::vector<int64_t> none, twice;
   bool complete = true;  // they form complete micro-batches
   bool empty() const { return none.empty() && twice.empty(); }
 };
-Shares observed_fractions(const Observations& o) {
+SequenceWeights observed_fractions(const Observations& o) {
   // Different dropout or attention masks make coefficients meaningless, unless tokens are known to differ.
   if (!o.mixture || o.mixture->residual > (o.given.empty() ? 0.05 : 0.6)) return {};
   constexpr double kNone = 0.35, kTwice = 1.5, kOne = 0.45;
   const int64_t size = std::max<int64_t>(1, o.batch / (o.dp * o.microbatches));
-  Shares found;
+  SequenceWeights found;
   std::vector<int> kinds;
-  for (const double share : o.mixture->shares) {
+  for (const double weight : o.mixture->weights) {
     const int64_t i = std::ssize(kinds);
-    if (share < kNone) found.none.push_back(i);
-    if (share > kTwice) found.twice.push_back(i);
-    if (share >= kNone && share <= kTwice && std::abs(share - 1) > kOne) return {};
-    kinds.push_back(share < kNone ? 0 : share > kTwice ? 2 : 1);
+    if (weight < kNone) found.none.push_back(i);
+    if (weight > kTwice) found.twice.push_back(i);
+    if (weight >= kNone && weight <= kTwice && std::abs(weight - 1) > kOne) return {};
+    kinds.push_back(weight < kNone ? 0 : weight > kTwice ? 2 : 1);
     found.complete = found.complete && (i % size == 0 || kinds[static_cast<size_t>(i - 1)] == kinds.back());
   }
-  return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? Shares{} : found;
+  return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? SequenceWeights{} : found;
 }
-bool integer_shares(const Symptoms& s, bool twice) {
-  const Shares found = observed_fractions(s.seen);
+bool integer_weights(const Symptoms& s, bool twice) {
+  const SequenceWeights found = observed_fractions(s.seen);
   return !found.empty() && found.complete && twice != found.twice.empty();
 }
 
@@ -284,9 +284,9 @@ std::string blocks_text(const Symptoms& s) {
   return fmt::format(" of blocks {} to {}", *blocks.begin(), *blocks.rbegin());
 }
 
-std::string numbers_text(const Symptoms& s) {
+std::string scalars_text(const Symptoms& s) {
   std::vector<std::string> out;
-  for (const NumberDifference* n : s.numbers)
+  for (const ScalarDifference* n : s.scalars)
     out.push_back(fmt::format("the {} is {:.6g} instead of {:.6g}", n->what, n->found, n->expected));
   return out.empty() ? "loss and gradient norm are right" : fmt::format("{}", fmt::join(out, ", "));
 }
@@ -307,8 +307,8 @@ std::string given_text(const Observations& o) {
                      o.given[0].step, o.given[0].sequence);
 }
 
-std::string shares_text(const Observations& o) {
-  const Shares found = observed_fractions(o);
+std::string weights_text(const Observations& o) {
+  const SequenceWeights found = observed_fractions(o);
   if (found.empty()) return "";
   std::string text = fmt::format("step {}: the gradient is that of the batch", o.mixture->step);
   if (!found.none.empty()) text += fmt::format(" without sequences {}", fmt::join(found.none, ", "));
@@ -317,7 +317,7 @@ std::string shares_text(const Observations& o) {
   return text;
 }
 
-std::string kept_text(const Observations& o) {
+std::string retained_text(const Observations& o) {
   const HeldDifference* const h = retained_memory(o);
   return h ? fmt::format("rank {} holds {} bytes of {} instead of {}", h->rank, h->found, h->what, h->expected) : "";
 }
@@ -326,8 +326,8 @@ std::string filled(std::string_view text, const Symptoms& s) {
   using fmt::arg;
   const Observations& o = s.seen;
   const std::string bytes = s.sent ? bytes_text(*s.sent) : "", copies = o.copies.empty() ? "" : o.copies.front(),
-                    gradients = gradients_text(s), blocks = blocks_text(s), numbers = numbers_text(s),
-                    given = given_text(o), shares = shares_text(o);
+                    gradients = gradients_text(s), blocks = blocks_text(s), scalars = scalars_text(s),
+                    given = given_text(o), weights = weights_text(o);
   const std::string updated = fmt::format("step {}: gradients and norm are right, but {} parameters of {} are not",
                                           s.step, s.parameters.size(), ranks_text(s));
   const double factor = common_factor(s);
@@ -337,21 +337,21 @@ std::string filled(std::string_view text, const Symptoms& s) {
       fmt::runtime(text), arg("step", s.step), arg("stopped", o.stopped), arg("bytes", bytes),
       arg("and_bytes", s.sent ? "; " + bytes : ""), arg("copies", copies),
       arg("and_copies", copies.empty() ? "" : "; " + copies), arg("gradients", gradients), arg("blocks", blocks),
-      arg("numbers", numbers), arg("parameters", s.parameters.size()),
+      arg("scalars", scalars), arg("parameters", s.parameters.size()),
       arg("times", factor == 0 ? gradients : fmt::format("all gradients are too large by a factor of {:.3g}", factor)),
       arg("on_tensor_axis", s.right_gradients() ? "computed values are within the tolerance of the dtype"
-                                                : fmt::format("step {}: {}, {}{}", s.step, numbers, gradients, blocks)),
-      arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).complete ? given : shares),
+                                                : fmt::format("step {}: {}, {}{}", s.step, scalars, gradients, blocks)),
+      arg("given", given), arg("weights", weights), arg("sequences", observed_fractions(o).complete ? given : weights),
       arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
       arg("moment", moment_factor(s)), arg("updated", updated), arg("probe", probe_text(o)),
       arg("in_flight", fmt::join(o.in_flight, " ")), arg("expected_in_flight", fmt::join(o.expected_in_flight, " ")),
-      arg("kept", kept_text(o)));
+      arg("kept", retained_text(o)));
 }
 
 constexpr std::string_view kStale = "some parameters retain their old values",
                            kOld = "{updated}: they have the values from before the step",
                            kProbed =
-                               "step {step}: {numbers}, {gradients}; bytes are right; the same run {probe} is right";
+                               "step {step}: {scalars}, {gradients}; bytes are right; the same run {probe} is right";
 
 struct Rule {
   std::string_view cause, text;
@@ -366,7 +366,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"failed-rank", "a rank failed with an error", kAnyBytes,
      [](auto& s) { return !s.seen.stopped.empty() && !s.seen.out_of_step; }, "{stopped}"},
     {"norm", "the gradient norm omits the shards of some ranks", kAnyBytes, norm,
-     "step {step}: all gradients are right, {numbers}{and_bytes}"},
+     "step {step}: all gradients are right, {scalars}{and_bytes}"},
     {"narrow-sums", "gradients are reduced in a narrower dtype", fewer("data", kSums), narrow_sums,
      "the same number of calls and about half the bytes: {bytes}; gradients differ at most in the third digit"},
     {"tied-copies", "the two replicas of the tied weight do not reduce their gradients", fewer("tied"),
@@ -401,15 +401,15 @@ constexpr auto kRules = std::to_array<Rule>({
     {"missing-backward-sum", "the input gradient of a column-parallel layer is not reduced over the tensor axis",
      fewer("tp"), [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && !one_weight(s); },
      "{bytes}; {on_tensor_axis}"},
-    {"needless-communication", "unnecessary communication", more(""), [](auto& s) { return s.right_numbers(); },
+    {"needless-communication", "unnecessary communication", more(""), [](auto& s) { return s.right_values(); },
      "{bytes}; all computed values are right"},
     {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; everything before was right"},
     {"wrong-targets", "the last stage uses the targets of different sequences", kAnyBytes, wrong_targets,
-     "{given}, all of them of the last pipeline stage; {numbers}"},
-    {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return integer_shares(s, false); },
-     "{shares}"},
+     "{given}, all of them of the last pipeline stage; {scalars}"},
+    {"microbatch-skipped", "a micro-batch is skipped", kAnyBytes, [](auto& s) { return integer_weights(s, false); },
+     "{weights}"},
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
-     [](auto& s) { return integer_shares(s, true); }, "{shares}"},
+     [](auto& s) { return integer_weights(s, true); }, "{weights}"},
     {"wrong-sequences", "ranks compute sequences other than the plan's", kAnyBytes,
      [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).complete; }, "{sequences}"},
     {"order-of-sums", "gradients are summed in a different order", kAnyBytes,
@@ -427,7 +427,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"wrong-message", "a pipeline stage computes with the activations of a different micro-batch", kAnyBytes,
      [](auto& s) { return right(s, Without::pipeline); }, kProbed},
     {"wrong-expert", "tokens are processed by experts that the router did not choose", kAnyBytes, wrong_expert,
-     "step {step}: {numbers}, {gradients}{blocks}; the layers have {experts} experts, and every rank had the plan's "
+     "step {step}: {scalars}, {gradients}{blocks}; the layers have {experts} experts, and every rank had the plan's "
      "tokens"},
     {"misplaced-gather", "gathered shards are swapped", kAnyBytes,
      [](auto& s) { return s.right_but_parameters() && s.seen.permuted; },
@@ -439,11 +439,11 @@ constexpr auto kRules = std::to_array<Rule>({
      [](auto& s) { return s.right_but_parameters() && !s.seen.permuted && !unchanged(s) && moment_factor(s) != 0; },
      "{updated}; the optimizer's first moments are too large by a factor of {moment:.4g}"},
     {"schedule", "the pipeline executes a schedule other than the plan's", kAnyBytes,
-     [](auto& s) { return !s.seen.in_flight.empty() && s.right_numbers(); },
+     [](auto& s) { return !s.seen.in_flight.empty() && s.right_values(); },
      "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; all computed values are "
      "right"},
     {"kept-memory", "memory is retained that should be sharded or freed", kAnyBytes,
-     [](auto& s) { return s.right_numbers() && retained_memory(s.seen); }, "{kept}; all computed values are right"},
+     [](auto& s) { return s.right_values() && retained_memory(s.seen); }, "{kept}; all computed values are right"},
 });
 constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule matches";
 
@@ -470,7 +470,7 @@ std::vector<Diagnosis> diagnose(const Observations& seen) {
     if ((symptoms.sent || rule.bytes.are == Are::not_asked_for) && rule.fits(symptoms))
       out.push_back({rule.cause, rule.text, filled(rule.evidence, symptoms)});
   }
-  if (out.empty()) out.push_back({kUnknown, kNoRule, numbers_text(symptoms)});
+  if (out.empty()) out.push_back({kUnknown, kNoRule, scalars_text(symptoms)});
   return out;
 }
 

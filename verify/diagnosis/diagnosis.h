@@ -15,7 +15,7 @@
 namespace tessera {
 
 // Loss or gradient norm of a step (from 1).
-struct NumberDifference {
+struct ScalarDifference {
   int64_t step = 0;
   std::string what;  // "loss", "gradient norm"
   double found = 0, expected = 0;
@@ -60,12 +60,12 @@ struct GivenDifference {
   int64_t sequences = 0;           // over all steps
 };
 
-// Least-squares decomposition of a step's gradients into its sequences' gradients: found = sum of share[i] * g[i]. In a
-// correct step all shares are 1.
+// Least-squares decomposition of a step's gradients into its sequences' gradients: found = sum of weight[i] * g[i]. In
+// a correct step all weights are 1.
 struct Mixture {
   int64_t step = 0;
-  std::vector<double> shares = {};
-  double residual = 0;  // |found - sum| / |found|: unexplained by any shares
+  std::vector<double> weights = {};
+  double residual = 0;  // |found - sum| / |found|: unexplained by any weights
 };
 
 // Result of the same run with one feature disabled.
@@ -85,7 +85,7 @@ struct Observations {
 
   std::string stopped = {};  // why the run ended early; other observations may then be missing
   bool out_of_step = false;  // ended by a timeout, or by ranks in different calls
-  std::vector<NumberDifference> numbers = {};
+  std::vector<ScalarDifference> scalars = {};
   std::vector<TensorDifference> tensors = {};
   std::vector<SentDifference> sent = {};
   std::vector<HeldDifference> held = {};
@@ -98,7 +98,7 @@ struct Observations {
   std::vector<Probe> probes = {};
 
   bool empty() const {
-    return stopped.empty() && numbers.empty() && tensors.empty() && sent.empty() && held.empty() && given.empty() &&
+    return stopped.empty() && scalars.empty() && tensors.empty() && sent.empty() && held.empty() && given.empty() &&
            copies.empty() && in_flight.empty();
   }
 };

@@ -15,7 +15,7 @@ namespace {
 constexpr double kLeftByFactor = 2e-3;  // relative residual after applying a factor
 constexpr double kExplained = 0.01;     // maximum fraction of the squared difference that remains
 
-std::vector<double> numbers(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
+std::vector<double> to_doubles(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
 double largest(const std::vector<double>& x) {
   double out = 0;
@@ -51,8 +51,8 @@ struct Ratio {
 }  // namespace
 
 TensorDifference compute_difference(const Compared& pair) {
-  const std::vector<double> found = numbers(pair.found), expected = numbers(pair.expected),
-                            before = pair.before.defined() ? numbers(pair.before) : std::vector<double>();
+  const std::vector<double> found = to_doubles(pair.found), expected = to_doubles(pair.expected),
+                            before = pair.before.defined() ? to_doubles(pair.before) : std::vector<double>();
   const double allowed = pair.tolerance * largest(expected);
   TensorDifference out;
   out.elements = std::ssize(found);
@@ -78,14 +78,14 @@ TensorDifference compute_difference(const Compared& pair) {
 bool are_permuted(const std::vector<Compared>& pairs) {
   std::vector<double> all;
   for (const Compared& pair : pairs) {
-    const std::vector<double> expected = numbers(pair.expected);
+    const std::vector<double> expected = to_doubles(pair.expected);
     all.insert(all.end(), expected.begin(), expected.end());
   }
   std::ranges::sort(all);
   int64_t wrong = 0, elsewhere = 0;
   double difference = 0, norm = 0;
   for (const Compared& pair : pairs) {
-    const std::vector<double> found = numbers(pair.found), expected = numbers(pair.expected);
+    const std::vector<double> found = to_doubles(pair.found), expected = to_doubles(pair.expected);
     for (size_t i = 0; i < found.size(); ++i) {
       if (found[i] == expected[i]) continue;
       ++wrong;
@@ -101,7 +101,7 @@ bool are_permuted(const std::vector<Compared>& pairs) {
 namespace {
 
 constexpr int64_t kMaxSequences = 64;
-constexpr int64_t kMaxNumbers = int64_t{1} << 27;
+constexpr int64_t kMaxValues = int64_t{1} << 27;
 using Vector = std::vector<double>;
 
 void append(Vector& to, const Tensor& t) {
@@ -139,7 +139,7 @@ Vector solve(std::vector<Vector> a, Vector b) {
 std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found) {
   Vector full;
   for (const NamedTensor& t : found) append(full, t.tensor);
-  if (batch > kMaxSequences || batch * std::ssize(full) > kMaxNumbers) return {};
+  if (batch > kMaxSequences || batch * std::ssize(full) > kMaxValues) return {};
   const std::vector<FlatUnit> units = reference.trained();
   std::vector<Tensor> saved;
   for (const FlatUnit& unit : units) saved.push_back(unit.grads.clone());
@@ -161,10 +161,10 @@ std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const s
     right[i] = product(columns[i], full);
     for (size_t j = 0; j <= i; ++j) gram[i][j] = gram[j][i] = product(columns[i], columns[j]);
   }
-  Mixture out{.shares = solve(std::move(gram), std::move(right))};
+  Mixture out{.weights = solve(std::move(gram), std::move(right))};
   Vector left = full;
   for (size_t i = 0; i < n; ++i)
-    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.shares[i] * columns[i][k];
+    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.weights[i] * columns[i][k];
   const double norm = product(full, full);
   out.residual = norm == 0 ? 0 : std::sqrt(product(left, left) / norm);
   return out;

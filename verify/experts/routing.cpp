@@ -26,7 +26,7 @@ void count_rows(Trainer& trainer, const std::vector<int64_t>& rows, Routing& out
   out.leaving += static_cast<int64_t>(sent - own());
   ep.sum(all);
   const double sum = std::accumulate(all.begin(), all.end(), 0.0);
-  if (sum > 0) out.most = std::max(out.most, own() * ep.size() / sum);
+  if (sum > 0) out.imbalance = std::max(out.imbalance, own() * ep.size() / sum);
 }
 
 }  // namespace
@@ -51,8 +51,8 @@ void Routing::place(size_t layer, const std::vector<MixtureOfExperts::Pass>& pas
 
 bool replays_routing(const TrainConfig& job) { return job.model.experts.count > 0 && splits_sums(job.plan); }
 
-void keep_passes(LanguageModel& model) {
-  for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->keep_passes();
+void record_passes(LanguageModel& model) {
+  for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->record_passes();
 }
 
 Routing read_routing(Trainer& trainer) {
@@ -67,7 +67,7 @@ Routing read_routing(Trainer& trainer) {
     trainer.world().all_reduce(out.chosen[layer++]);
   }
   out.leaving = static_cast<int64_t>(trainer.world().sum(static_cast<double>(out.leaving)));
-  out.most = trainer.world().max(out.most);
+  out.imbalance = trainer.world().max(out.imbalance);
   return out;
 }
 

@@ -19,13 +19,13 @@ struct Routing {
 
   std::vector<Tensor> chosen = {};  // by layer: int64 (batch, T, k)
   int64_t leaving = 0;              // rows sent to experts on other ranks, over all ranks
-  double most = 1;                  // maximum rows of a rank's experts in a pass, relative to even routing
+  double imbalance = 1;             // maximum rows of a rank's experts in a pass, relative to even routing
 };
 
 // Whether the oracle replays the plan's choices.
 bool replays_routing(const TrainConfig& job);
 // Called before the first step.
-void keep_passes(LanguageModel& model);
+void record_passes(LanguageModel& model);
 // Routing of the step whose gradients were computed last. Collective.
 Routing read_routing(Trainer& trainer);
 // The model's training passes use the choices in `routing` at the time of the pass.

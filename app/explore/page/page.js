@@ -123,7 +123,7 @@ const microbatches = () => state.batch / (dataRanks() * state.sequences);
 function findError() {
   for (const f of FIELDS)
     if ((f.kind === "slider" || f.kind === "number") && !Number.isSafeInteger(numberOf(f.key)))
-      return { field: f.key, error: "Expected a whole number." };
+      return { field: f.key, error: "Expected an integer." };
   const { ranks, batch, pp, tp, cp, sequences } = state;
   if (!Number.isInteger(dataRanks()) || ranks < 1) {
     const field = ["pp", "tp", "cp"].find((axis) => ranks % state[axis] !== 0) || (cp > 1 ? "cp" : tp > 1 ? "tp" : "pp");

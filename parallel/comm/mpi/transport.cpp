@@ -82,14 +82,14 @@ std::vector<CallLog*> MpiTransport::logs() {
   return logs;
 }
 
-void MpiTransport::fail(const std::string& cause) { world_->watch().fail(world_->rank(), cause, false); }
+void MpiTransport::fail(const std::string& cause) { world_->failure_state().fail(world_->rank(), cause); }
 
 void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
   std::vector<std::byte> copy(data, data + bytes);
   const Bytes what(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Isend(copy.data(), what.count(), what.type(), to, kFirstTag + tag, group_.comm, &request), "MPI_Isend");
-  world_->keep(request, std::move(copy));
+  world_->retain(request, std::move(copy));
   world_->reap();
 }
 
@@ -137,7 +137,7 @@ int64_t MpiTransport::direct(const Call& call) {
 int64_t MpiTransport::native(const Call& call) {
   if (call.gpu)
     throw Error("[comm] MPI's native collectives support only arrays in host memory, got " + describe(call) +
-                "; expected " + portable_algorithms());
+                "; expected " + expected_algorithms());
   if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);
@@ -303,7 +303,10 @@ bool is_gone(int64_t process) { return kill(static_cast<pid_t>(process), 0) != 0
 
 }  // namespace
 
-MpiWatch::MpiWatch(Options options) : options_(std::move(options)), descriptors_(options_.places.size(), -1) {
+MpiWatch::MpiWatch(Options options)
+    : options_(std::move(options)),
+      failure_state_(options_.places[0]->failure_state),
+      descriptors_(options_.places.size(), -1) {
   for (size_t i = 0; i < descriptors_.size(); ++i) {
     const HostPlace& place = *options_.places[i];
     if (place.world_rank == options_.world_rank) continue;
@@ -329,27 +332,6 @@ MpiWatch::~MpiWatch() {
   if (terminated.exchange(0)) terminate_as_before();
 }
 
-bool MpiWatch::fail(int world_rank, const std::string& cause, bool silent) {
-  HostFailureState& failure_state = *options_.failure_state;
-  int none = -1;
-  if (!failure_state.failed.compare_exchange_strong(none, world_rank)) return none == world_rank;
-  failure_state.silent = silent;
-  std::strncpy(failure_state.cause.data(), cause.c_str(), failure_state.cause.size() - 1);
-  failure_state.written.store(true, std::memory_order_release);
-  return true;
-}
-
-std::string MpiWatch::failure() const {
-  const HostFailureState& failure_state = *options_.failure_state;
-  for (int i = 0; i < 100 && !failure_state.written.load(std::memory_order_acquire); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (failed_rank() == kUnknown) return failure_state.cause.data();
-  std::string text = "rank " + std::to_string(failed_rank()) + " has failed";
-  if (failure_state.written.load(std::memory_order_acquire) && failure_state.cause[0] != 0)
-    text += ": " + std::string(failure_state.cause.data());
-  return text;
-}
-
 MpiWatch::Blocking::Blocking(MpiWatch& watch, std::string what) : watch_(watch) {
   const std::lock_guard lock(watch.mutex_);
   id_ = watch.next_id_++;
@@ -367,7 +349,7 @@ void MpiWatch::loop() {
     polled.clear();
     for (const int fd : descriptors_)
       if (fd >= 0) polled.push_back({fd, POLLIN, 0});
-    const int tick = failed_rank() >= 0 || terminated ? 5 : kTick_ms;
+    const int tick = failure_state_.failed_rank() >= 0 || terminated ? 5 : kTick_ms;
     poll(polled.data(), polled.size(), tick);  // returns early if a process exits, or on a signal
     check_processes();
     if (options_.listen) options_.listen();
@@ -384,7 +366,8 @@ void MpiWatch::check_processes() {
     pollfd one{descriptors_[i], POLLIN, 0};
     const bool gone = one.fd >= 0 ? poll(&one, 1, 0) > 0 : is_gone(place.process);
     if (!gone) continue;
-    if (!place.ended) fail(place.world_rank, "its process " + std::to_string(place.process) + " is gone", true);
+    if (!place.ended)
+      failure_state_.fail(place.world_rank, "its process " + std::to_string(place.process) + " is gone", true);
     if (one.fd >= 0) close(std::exchange(descriptors_[i], -1));
   }
 }
@@ -392,14 +375,15 @@ void MpiWatch::check_processes() {
 // SIGTERM comes from the launcher after a rank has died, or from a user, so the previous handler is called only after
 // the time in which a death would have been detected.
 void MpiWatch::check_signal() {
-  if (!terminated || failed_rank() >= 0) return;
+  if (!terminated || failure_state_.failed_rank() >= 0) return;
   const auto now = Clock::now();
   if (signal_since_ == Clock::time_point{}) signal_since_ = now;
   if (now - signal_since_ < kCauseDelay) return;
   terminated = 0;
   signal_since_ = {};
   if (options_.several_hosts && before.sa_handler == SIG_DFL)
-    fail(kUnknown, "the launcher is terminating the job (SIGTERM); a rank on another host may have died", true);
+    failure_state_.fail(FailureState::kUnknown,
+                        "the launcher is terminating the job (SIGTERM); a rank on another host may have died", true);
   else
     terminate_as_before();
 }
@@ -412,23 +396,23 @@ void MpiWatch::check_calls() {
     for (const Entry& entry : entries_)
       if (late.empty() && now - entry.since > options_.timeout_s) late = entry.what;
   }
-  if (late.empty() || !fail(options_.world_rank, late, false)) return;
+  if (late.empty() || !failure_state_.fail(options_.world_rank, late)) return;
   options_.abort(late + ": MPI did not complete it within " + seconds_text(options_.timeout_s) +
                  "; another rank is missing");
 }
 
 // A waiting rank reports the failure itself; otherwise the watcher does.
 void MpiWatch::check_failure() {
-  if (failed_rank() < 0 || failed_rank() == options_.world_rank) return;
+  if (failure_state_.failed_rank() < 0 || failure_state_.failed_rank() == options_.world_rank) return;
   const auto now = Clock::now();
   if (failed_since_ == Clock::time_point{}) failed_since_ = now;
-  if (now - failed_since_ < (culprit_is_silent() ? kReportDelay : 10 * kReportDelay)) return;
+  if (now - failed_since_ < (failure_state_.is_silent() ? kReportDelay : 10 * kReportDelay)) return;
   std::string during = "while this rank computed";
   {
     const std::lock_guard lock(mutex_);
     if (!entries_.empty()) during = entries_.back().what;
   }
-  options_.abort(during + ": " + failure());
+  options_.abort(during + ": " + failure_state_.describe());
 }
 
 }  // namespace tessera

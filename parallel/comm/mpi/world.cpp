@@ -328,9 +328,8 @@ MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
   threads_per_rank_ = threads_of_rank(threads_per_rank, cores, local_world_size_);
   wait_options_ = {.timeout_s = timeout_s,
                    .oversubscribed = local_world_size_ * threads_per_rank_ > cores,
-                   .failed_rank = &failure_state_->failed};
+                   .failed_rank = &failure_state().flag()};
   watch_ = std::make_unique<MpiWatch>(MpiWatch::Options{
-      .failure_state = failure_state_,
       .places = host_places_,
       .world_rank = rank_,
       .timeout_s = timeout_s,
@@ -349,19 +348,15 @@ void MpiWorld::connect_host() {
   MPI_Comm_rank(host_, &local_rank_);
   MPI_Comm_size(host_, &local_world_size_);
   std::string why;
-  host_window_ = MpiWindow::make(host_, static_cast<int64_t>(kPage), why);
-  static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostFailureState) <= kPage / 2);
+  host_window_ = MpiWindow::make(host_, static_cast<int64_t>(sizeof(HostPlace)), why);
   HostPlace* const own = host_window_ ? new (host_window_->segment(local_rank_)) HostPlace : &own_place_;
   own->world_rank = rank_;
   own->process = getpid();
   if (!host_window_) {
     report_messages(why);
-    failure_state_ = &own_failure_state_;
     host_places_ = {own};
     return;
   }
-  failure_state_ = reinterpret_cast<HostFailureState*>(host_window_->segment(0) + kPage / 2);
-  if (local_rank_ == 0) new (failure_state_) HostFailureState;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
   for (int r = 0; r < local_world_size_; ++r)
     host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
@@ -402,10 +397,8 @@ void MpiWorld::map_peers() {
   mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, host_), "MPI_Allreduce");
   if (good != 0)
     peers_ = std::make_unique<PeerMemory>();
-  else if (!why.empty())
-    std::fprintf(stderr,
-                 "tessera: [rank %d] %s; ranks on this host exchange arrays in chunks instead, which is slower\n",
-                 rank_, why.c_str());
+  else
+    report_messages(why);
 }
 
 MpiGroup& MpiWorld::add(MPI_Comm comm) {
@@ -442,7 +435,7 @@ MpiGroup& MpiWorld::add(MPI_Comm comm) {
   return *groups_.back();
 }
 
-void MpiWorld::keep(MPI_Request request, std::vector<std::byte> bytes) {
+void MpiWorld::retain(MPI_Request request, std::vector<std::byte> bytes) {
   const std::lock_guard lock(sending_);
   sent_.push_back({request, std::move(bytes)});
 }
@@ -513,7 +506,7 @@ void MpiWorld::poll_other_hosts() {
   if (MPI_Recv(text.data(), size, MPI_CHAR, status.MPI_SOURCE, kAlarmTag, alarm_, MPI_STATUS_IGNORE) != MPI_SUCCESS)
     return;
   const size_t space = text.find(' ');
-  watch_->fail(std::stoi(text.substr(0, space)), text.substr(space + 1), false);
+  failure_state().fail(std::stoi(text.substr(0, space)), text.substr(space + 1));
 }
 
 namespace {
@@ -522,26 +515,19 @@ std::string shown(const LaunchOptions& o, const std::string& cause) { return o.s
 
 // Only the first failed rank reports the cause.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
-  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_abort(cause);
+  if (!world.failure_state().fail(world.rank(), cause)) world.wait_for_abort(cause);
   world.abort(cause, static_cast<int>(status));
 }
 
 void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
-  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), make_stall_reporter(o));
   try {
-    auto transport = std::make_unique<MpiTransport>(world, world->all());
-    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
+    run_process(o, std::make_unique<MpiTransport>(world, world->all()), world->local_world_size(), body);
   } catch (const PeerFailed& e) {
-    write_flight(o, *flight, e.what());
-    if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
+    if (world->failure_state().is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
     world->wait_for_abort(e.what());
   } catch (const Error& e) {
-    write_flight(o, *flight, e.what());
     leave(*world, shown(o, e.what()), e.status());
-  } catch (const std::exception& e) {
-    write_flight(o, *flight, failure_cause(e));
-    leave(*world, failure_cause(e), Status::communication);
   }
 }
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,24 +26,17 @@ namespace tessera {
 // failures while its rank computes or is inside the MPI library, and it delays mpirun's SIGTERM, which follows a death
 // within milliseconds, until the cause is known.
 
-struct HostFailureState {
-  std::atomic<int> failed{-1};      // world rank of the first failure
-  std::atomic<bool> silent{false};  // the failed rank cannot report its cause
-  std::atomic<bool> written{false};
-  std::array<char, 400> cause{};
-};
-
 struct HostPlace {
   std::atomic<int> world_rank{-1};
   std::atomic<int64_t> process{0};
   std::atomic<bool> ended{false};  // the rank ended normally
+  FailureState failure_state;      // only that of the first rank of the host is used
 };
 
 class MpiWatch : NotCopied {
  public:
   struct Options {
-    HostFailureState* failure_state = nullptr;
-    std::vector<HostPlace*> places;
+    std::vector<HostPlace*> places;  // of the ranks of this host; the first has the failure state
     int world_rank = 0;
     double timeout_s = 300;
     bool several_hosts = false;
@@ -53,16 +45,6 @@ class MpiWatch : NotCopied {
   };
   explicit MpiWatch(Options options);
   ~MpiWatch();
-
-  static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job for an unknown reason
-
-  // Returns false if another failure was recorded first.
-  bool fail(int world_rank, const std::string& cause, bool silent);
-  int failed_rank() const { return options_.failure_state->failed.load(std::memory_order_acquire); }
-  bool culprit_is_silent() const { return options_.failure_state->silent.load(std::memory_order_acquire); }
-  const std::atomic<int>& flag() const { return options_.failure_state->failed; }
-  // "rank 1 has failed: its process 77 is gone"
-  std::string failure() const;
 
   // Scope of an MPI call that cannot be interrupted.
   class Blocking : NotCopied {
@@ -88,6 +70,7 @@ class MpiWatch : NotCopied {
   void check_failure();
 
   Options options_;
+  FailureState& failure_state_;
   std::vector<int> descriptors_;  // pidfds of the other ranks' processes; -1: none
   std::atomic<bool> closing_{false};
   std::chrono::steady_clock::time_point failed_since_{}, signal_since_{};
@@ -168,6 +151,7 @@ class MpiWorld : NotCopied {
   int threads_per_rank() const { return threads_per_rank_; }
   const WaitOptions& wait_options() const { return wait_options_; }
   MpiWatch& watch() { return *watch_; }
+  FailureState& failure_state() { return host_places_[0]->failure_state; }
   // Null if other ranks' memory on this host cannot be mapped or there are no other ranks.
   PeerMemory* peers() const { return peers_.get(); }
   // Takes ownership of `comm`. Collective.
@@ -175,7 +159,7 @@ class MpiWorld : NotCopied {
   MpiGroup& all() { return *groups_.front(); }
 
   // Keeps a message alive until MPI has sent it. Thread-safe.
-  void keep(MPI_Request request, std::vector<std::byte> bytes);
+  void retain(MPI_Request request, std::vector<std::byte> bytes);
   size_t reap();  // releases the sent messages and returns the number of pending ones
 
   // Call after all ranks have finished; frees everything in creation order, which is the same on all ranks.
@@ -201,10 +185,8 @@ class MpiWorld : NotCopied {
   WaitOptions wait_options_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   std::unique_ptr<MpiWindow> host_window_;  // null if this host's ranks do not share memory
-  HostPlace own_place_;                     // this rank's private entry and failure state in that case
-  HostFailureState own_failure_state_;
+  HostPlace own_place_;                     // this rank's private entry in that case
   std::vector<HostPlace*> host_places_;
-  HostFailureState* failure_state_ = nullptr;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<std::unique_ptr<MpiGroup>> groups_;
   std::unique_ptr<MpiWatch> watch_;
@@ -232,8 +214,7 @@ class MpiTransport final : public Transport {
   int64_t native(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
-  int failed_rank() const override { return world_->watch().failed_rank(); }
-  std::string failure() const override { return world_->watch().failure(); }
+  const FailureState* failure_state() const override { return &world_->failure_state(); }
   std::vector<CallLog*> logs() override;
   bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
 

@@ -49,20 +49,20 @@ NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Trans
 
 NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
                              std::shared_ptr<Family> family)
-    : api_(std::move(api)),
-      carrier_(std::move(carrier)),
+    : ForwardingTransport(std::move(carrier)),
+      api_(std::move(api)),
       timeout_s_(timeout_s),
       family_(std::move(family)),
-      logs_(carrier_->logs()) {
+      logs_(inner().logs()) {
   if (size() == 1) return;
   NcclId id;
   if (rank() == 0) id = api_->make_id();
   auto* const memory = reinterpret_cast<std::byte*>(id.bytes.data());
-  carrier_->direct({.op = Op::broadcast,
-                    .dtype = DType::int64,
-                    .count = static_cast<int64_t>(sizeof(id) / 8),
-                    .in = memory,
-                    .out = memory});
+  inner().direct({.op = Op::broadcast,
+                  .dtype = DType::int64,
+                  .count = static_cast<int64_t>(sizeof(id) / 8),
+                  .in = memory,
+                  .out = memory});
   api_->begin(size(), id, rank());
   family_->add(api_.get());
   wait_until(&NcclApi::queued, "joining NCCL");
@@ -71,7 +71,7 @@ NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Trans
 NcclTransport::~NcclTransport() { family_->remove(api_.get()); }
 
 void NcclTransport::check_peers(const std::string& during) const {
-  if (carrier_->failed_rank() >= 0) throw PeerFailed(during + ": " + carrier_->failure());
+  if (failed_rank() >= 0) throw PeerFailed(during + ": " + failure());
 }
 
 void NcclTransport::compare(const Call& call) const {
@@ -166,7 +166,7 @@ std::shared_ptr<void> NcclTransport::begin(const Call& call) {
 }
 
 int64_t NcclTransport::native(const Call& call) {
-  if (!only_native(call)) return carrier_->direct(call);
+  if (!only_native(call)) return inner().direct(call);
   const std::shared_ptr<void> end = begin(call);
   // The rank's own thread is meanwhile free to queue other work. If the rank's stream joined before the collective
   // ends, it would block messages that another rank may need before reaching this collective: a deadlock.
@@ -248,8 +248,7 @@ void NcclTransport::exchange(const Call& call) {
 }
 
 std::unique_ptr<Transport> NcclTransport::split(int color, int key) {
-  return std::unique_ptr<Transport>(
-      new NcclTransport(api_->another(), carrier_->split(color, key), timeout_s_, family_));
+  return std::unique_ptr<Transport>(new NcclTransport(api_->another(), inner().split(color, key), timeout_s_, family_));
 }
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "parallel/comm/transport.h"
+#include "parallel/comm/forwarding_transport.h"
 
 namespace tessera {
 
@@ -85,45 +85,20 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 // and no call bypasses that thread while it is busy (Communicator::run). If one communicator fails, all are aborted and
 // unusable.
 
-class NcclTransport final : public Transport {
+class NcclTransport final : public ForwardingTransport {
  public:
   // Joins the communicator of all ranks of the carrier. Collective.
   NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s);
   ~NcclTransport() override;
 
-  int rank() const override { return carrier_->rank(); }
-  int size() const override { return carrier_->size(); }
-  int world_rank(int rank) const override { return carrier_->world_rank(rank); }
-  int local_rank() const override { return carrier_->local_rank(); }
   std::string_view kind() const override { return "NCCL ranks"; }
-  void set_axis(const std::string& axis) override {
-    Transport::set_axis(axis);
-    carrier_->set_axis(axis);
-  }
-  void set_flight(std::shared_ptr<Flight> flight) override {
-    carrier_->set_flight(flight);
-    Transport::set_flight(std::move(flight));
-  }
-  void send(int to, int tag, const std::byte* data, int64_t bytes) override { carrier_->send(to, tag, data, bytes); }
-  void recv(int from, int tag, std::byte* data, int64_t bytes) override { carrier_->recv(from, tag, data, bytes); }
-  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
-    carrier_->send_from_gpu(to, tag, data, bytes, gpu);
-  }
-  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
-    carrier_->recv_to_gpu(from, tag, data, bytes, gpu);
-  }
   bool only_native(const Call& call) const override { return call.gpu && call.op != Op::barrier && size() > 1; }
-  int64_t direct(const Call& call) override { return carrier_->direct(call); }
   int64_t native(const Call& call) override;
   bool only_queues(const Call& call) const override { return only_native(call) && api_->is_captured(*call.gpu); }
   std::function<void()> start_native(const Call& call) override;
   std::shared_ptr<CommWorker> background() override;
   void check_progress(double waited_s, const std::string& during) override;
   std::unique_ptr<Transport> split(int color, int key) override;
-  void fail(const std::string& cause) override { carrier_->fail(cause); }
-  int failed_rank() const override { return carrier_->failed_rank(); }
-  std::string failure() const override { return carrier_->failure(); }
-  bool maps_peers() const override { return carrier_->maps_peers(); }
 
  private:
   struct Family;
@@ -143,7 +118,6 @@ class NcclTransport final : public Transport {
   Range range(const Call& call, int rank) const { return chunk_range(call.count, size(), rank); }
 
   std::unique_ptr<NcclApi> api_;
-  std::unique_ptr<Transport> carrier_;
   double timeout_s_;
   std::shared_ptr<Family> family_;
   std::vector<CallLog*> logs_;  // by rank; empty if ranks are on several hosts

@@ -209,7 +209,7 @@ class Host {
   explicit Host(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
     out_.peers.resize(places_.size());
   }
-  RendezvousResult meet() {
+  RendezvousResult join_rendezvous() {
     listen();
     places_[0].host = this_host();
     while (!all_connected()) {
@@ -339,7 +339,7 @@ class Joiner {
     out_.peers.resize(static_cast<size_t>(m.ranks));
   }
 
-  RendezvousResult meet() {
+  RendezvousResult join_rendezvous() {
     Descriptor listener;
     while (!join_rank_0(listener)) {  // if rank 0 has exited, it may be restarted
       if (deadline_.is_over()) gone();
@@ -437,9 +437,9 @@ class Joiner {
 };
 
 template <class Side>
-RendezvousResult met_by(const RendezvousOptions& m) {
+RendezvousResult join_as(const RendezvousOptions& m) {
   Side side(m);
-  RendezvousResult result = side.meet();
+  RendezvousResult result = side.join_rendezvous();
   const std::vector<PeerPlace>& places = side.places();
   const auto here = [&](int r) {
     return places[static_cast<size_t>(r)].host == places[static_cast<size_t>(m.rank)].host;
@@ -468,35 +468,26 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there) {
              : "";
 }
 
-RendezvousResult meet(const RendezvousOptions& options) {
+RendezvousResult join_rendezvous(const RendezvousOptions& options) {
   if (options.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(options.ranks));
   if (options.rank < 0 || options.rank >= options.ranks)
     throw FieldError("rank",
                      "expected 0 to " + std::to_string(options.ranks - 1) + ", got " + std::to_string(options.rank));
-  return options.rank == 0 ? met_by<Host>(options) : met_by<Joiner>(options);
+  return options.rank == 0 ? join_as<Host>(options) : join_as<Joiner>(options);
 }
 
 void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
   const auto world = std::make_shared<TcpWorld>(
-      meet({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank, o.timeout_s);
+      join_rendezvous({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank,
+      o.timeout_s);
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->local_world_size()));
-  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, make_stall_reporter(o));
-  const std::string prefix = "[rank " + std::to_string(o.rank) + "] ";
-  const auto failed = [&](const std::string& cause) {
-    write_flight(o, *flight, cause);
-    world->fail(cause);
-    cpu::set_threads(threads_before);
-  };
   try {
-    auto transport = std::make_unique<TcpTransport>(world);
-    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
+    run_process(o, std::make_unique<TcpTransport>(world), world->local_world_size(), body);
   } catch (const Error& e) {
-    failed(e.what());
-    throw Error(prefix + e.what(), e.status());
-  } catch (const std::exception& e) {
-    failed(failure_cause(e));
-    throw CommError(prefix + failure_cause(e));
+    world->fail(e.what());
+    cpu::set_threads(threads_before);
+    throw Error("[rank " + std::to_string(o.rank) + "] " + e.what(), e.status());
   }
   world->end();
   cpu::set_threads(threads_before);

@@ -117,8 +117,7 @@ void TcpWorld::send(int to, const MessageHead& head, const void* data) {
     wait_for_cause();
     failure_state_.fail(to, "its connection has closed");
   }
-  if (const int failed = failure_state_.failed_rank(); failed >= 0)
-    throw PeerFailed(during + ": rank " + std::to_string(failed) + " has failed: " + failure_state_.cause());
+  if (failure_state_.failed_rank() >= 0) throw PeerFailed(during + ": " + failure_state_.describe());
   throw CommError(during + ": rank " + std::to_string(to) + " received nothing within " + seconds_text(timeout_s_));
 }
 
@@ -136,10 +135,10 @@ std::optional<std::vector<std::byte>> TcpWorld::take(int from, const MessageHead
 }
 
 void TcpWorld::fail(const std::string& cause) {
-  failure_state_.fail(rank_, cause);
+  const bool is_own = failure_state_.fail(rank_, cause);
   arrived_.notify_all();
   // A failure without a cause is reported to the others once the cause is known.
-  if (failure_state_.failed_rank() != rank_ || cause.empty() || reported_.exchange(true)) return;
+  if (!is_own || cause.empty() || reported_.exchange(true)) return;
   const std::string text = cause.substr(0, static_cast<size_t>(kMaxText));
   for (int peer = 0; peer < size(); ++peer) try {
       if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = MessageHead::Kind::failure}, text.data());

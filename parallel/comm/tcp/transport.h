@@ -92,7 +92,7 @@ struct RendezvousResult {
 
 // Collective. Throws FieldError (`rendezvous`, `rank`) for an address that is invalid or cannot be listened on, and on
 // all ranks if two have the same rank or expect different world sizes; CommError if ranks do not connect in time.
-RendezvousResult meet(const RendezvousOptions& options);
+RendezvousResult join_rendezvous(const RendezvousOptions& options);
 
 // In native byte order.
 struct Hello {
@@ -166,8 +166,7 @@ class TcpTransport final : public Transport {
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { world_->fail(cause); }
-  int failed_rank() const override { return world_->failure_state().failed_rank(); }
-  std::string failure() const override { return Transport::failure() + ": " + world_->failure_state().cause(); }
+  const FailureState* failure_state() const override { return &world_->failure_state(); }
 
  private:
   TcpTransport(std::shared_ptr<TcpWorld> world, std::vector<int> world_ranks, int rank, uint64_t group)

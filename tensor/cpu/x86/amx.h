@@ -218,26 +218,28 @@ struct PaddedBlock {
   }
 };
 
-// The block of B at (inner, column) as two tiles; `depth` and `cols` beyond 32 are ignored.
+// Packs a block of rows x cols elements (those beyond 32 are ignored), by one function if its rows are contiguous and
+// by the other if its columns are.
+inline void pack_block(bfloat16* to, Bf16View m, int64_t rows, int64_t cols,
+                       void (*by_rows)(bfloat16*, const bfloat16*, int64_t),
+                       void (*by_columns)(bfloat16*, const bfloat16*, int64_t)) {
+  const bool rows_run_on = m.col == 1;
+  const int64_t stride = rows_run_on ? m.row : m.col;
+  const auto pack = rows_run_on ? by_rows : by_columns;
+  if (rows >= 32 && cols >= 32) return pack(to, m.data, stride);
+  const int64_t r = std::min<int64_t>(rows, 32), c = std::min<int64_t>(cols, 32);
+  const PaddedBlock padded(m.data, stride, rows_run_on ? r : c, rows_run_on ? c : r);
+  pack(to, padded.data, 32);
+}
+
+// The block of B at (inner, column) as two tiles.
 inline void pack_b_block(bfloat16* to, Bf16View b, int64_t depth, int64_t cols) {
-  const bool rows_run_on = b.col == 1, full = depth >= 32 && cols >= 32;
-  const int64_t stride = rows_run_on ? b.row : b.col;
-  const auto go = rows_run_on ? interleave_block : transpose_block;
-  if (full) return go(to, b.data, stride);
-  const int64_t d = std::min<int64_t>(depth, 32), c = std::min<int64_t>(cols, 32);
-  const PaddedBlock padded(b.data, stride, rows_run_on ? d : c, rows_run_on ? c : d);
-  go(to, padded.data, 32);
+  pack_block(to, b, depth, cols, interleave_block, transpose_block);
 }
 
 // The block of A at (row, inner) as two tiles, upper and lower.
 inline void pack_a_block(bfloat16* to, Bf16View a, int64_t rows, int64_t depth) {
-  const bool rows_run_on = a.col == 1, full = depth >= 32 && rows >= 32;
-  const int64_t stride = rows_run_on ? a.row : a.col;
-  const auto go = rows_run_on ? copy_block : transpose_a;
-  if (full) return go(to, a.data, stride);
-  const int64_t r = std::min<int64_t>(rows, 32), d = std::min<int64_t>(depth, 32);
-  const PaddedBlock padded(a.data, stride, rows_run_on ? r : d, rows_run_on ? d : r);
-  go(to, padded.data, 32);
+  pack_block(to, a, rows, depth, copy_block, transpose_a);
 }
 
 }  // namespace tessera::cpu

@@ -34,9 +34,9 @@ class DeviceRegion final : public Region {
  public:
   DeviceRegion() : Region(Device::cuda) {
     int gpu = 0;
-    size_t room = 0, all = 0;
+    size_t free_bytes = 0, all = 0;
     check(cudaGetDevice(&gpu), "arena");
-    check(cudaMemGetInfo(&room, &all), "arena");  // the thread's first call: creates the device context
+    check(cudaMemGetInfo(&free_bytes, &all), "arena");  // the thread's first call: creates the device context
     where_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     where_.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu};
     capacity_ = static_cast<int64_t>(all) / kMappedAtOnce * kMappedAtOnce;
@@ -48,18 +48,18 @@ class DeviceRegion final : public Region {
   ~DeviceRegion() override {
     const auto at = reinterpret_cast<CUdeviceptr>(base_);
     if (mapped_ > 0) unmap_(at, static_cast<size_t>(mapped_));
-    for (const CUmemGenericAllocationHandle piece : pieces_) release_(piece);
+    for (const CUmemGenericAllocationHandle handle : handles_) release_(handle);
     free_(at, static_cast<size_t>(capacity_));
   }
 
   void commit(int64_t bytes) override {
     if (bytes <= mapped_) return;
     const int64_t more = (bytes - mapped_ + kMappedAtOnce - 1) / kMappedAtOnce * kMappedAtOnce;
-    CUmemGenericAllocationHandle piece = 0;
-    checked(create_(&piece, static_cast<size_t>(more), &where_, 0), "allocate", more);
-    pieces_.push_back(piece);
+    CUmemGenericAllocationHandle handle = 0;
+    checked(create_(&handle, static_cast<size_t>(more), &where_, 0), "allocate", more);
+    handles_.push_back(handle);
     const auto at = reinterpret_cast<CUdeviceptr>(base_ + mapped_);
-    checked(map_(at, static_cast<size_t>(more), 0, piece, 0), "map", more);
+    checked(map_(at, static_cast<size_t>(more), 0, handle, 0), "map", more);
     mapped_ += more;
     checked(allow_(at, static_cast<size_t>(more), access_.data(), access_.size()), "enable access to", more);
     is_proven_ = true;
@@ -99,7 +99,7 @@ class DeviceRegion final : public Region {
   decltype(&cuGetErrorString) explain_ = entry<decltype(cuGetErrorString)>("cuGetErrorString");
   CUmemAllocationProp where_{};
   std::vector<CUmemAccessDesc> access_;
-  std::vector<CUmemGenericAllocationHandle> pieces_;
+  std::vector<CUmemGenericAllocationHandle> handles_;
   int64_t mapped_ = 0;
   bool is_proven_ = false;
 };

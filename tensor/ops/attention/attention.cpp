@@ -64,6 +64,31 @@ void check_lse(const AttentionProblem& p, const Tensor& lse) {
 
 }  // namespace
 
+QueryStarts query_starts(const AttentionProblem& p) {
+  const AttentionOptions& o = p.options;
+  QueryStarts out{.first = o.starts.data_on<int32_t>(p.q.device()),
+                  .row = o.starts.defined() ? o.starts.strides()[0] : 0,
+                  .offset = static_cast<int>(o.first_key),
+                  .queries = static_cast<int>(p.tq)};
+  const int64_t begin = o.first_query - o.first_key - o.window + 1;
+  if (o.window > 0) out.begin = static_cast<int>(std::max<int64_t>(begin, QueryStarts::kNone));
+  return out;
+}
+
+AttentionDropout attention_dropout(const AttentionOptions& o) {
+  return {.random = o.random,
+          .step = o.step,
+          .step_on_gpu = o.step_on_gpu,
+          .tokens = static_cast<uint64_t>(o.tokens_total),
+          .first_plane = static_cast<uint64_t>(o.first_sequence * o.heads_total + o.first_head),
+          .heads_total = static_cast<uint64_t>(o.heads_total),
+          .first_query = static_cast<uint64_t>(o.first_query),
+          .first_key = static_cast<uint64_t>(o.first_key),
+          .probability = static_cast<float>(o.dropout),
+          .up = 1 / (1 - o.dropout),
+          .any = o.dropout > 0};
+}
+
 Tensor packed_slice(const Tensor& packed, const Heads& heads, int i) {
   const int64_t d = packed.ndim() == 3 && heads.packed() > 0 ? packed.dim(2) / heads.packed() : 0;
   if (heads.query < 1 || heads.key < 1 || d < 1 || d * heads.packed() != packed.dim(2))

@@ -92,6 +92,47 @@ struct AttentionGradients {
   Tensor dq, dk, dv;
 };
 
+// Operands of the kernels of both devices.
+//
+// First visible key of each query, relative to the problem's key 0: the later of its document's and its window's.
+struct QueryStarts {
+  static constexpr int kNone = -(1 << 30);
+  const int32_t* first = nullptr;  // null: no documents
+  int64_t row = 0;                 // stride between sequences
+  int offset = 0, queries = 0;
+  int begin = kNone;  // first key of query 0's window
+  struct Bounds {
+    int min_start = 0, max_start = 0;
+  };
+
+  constexpr bool any() const { return first || begin != kNone; }
+  constexpr int of(int64_t b, int query) const {
+    if (query >= queries || !any()) return 0;
+    const int document = first ? first[b * row + query] - offset : kNone,
+              window = begin == kNone ? kNone : begin + query;
+    return document > window ? document : window;
+  }
+};
+QueryStarts query_starts(const AttentionProblem& p);
+
+// Dropout by global position; survivors are multiplied by `up`.
+struct AttentionDropout {
+  Philox random{0};
+  uint64_t step = 0;
+  const uint64_t* step_on_gpu = nullptr;  // replaces `step` unless null
+  uint64_t tokens = 0, first_plane = 0, heads_total = 0, first_query = 0, first_key = 0;
+  float probability = 0;
+  double up = 1;
+  bool any = false;
+
+  // RNG index of a query and key 0.
+  constexpr uint64_t index(int64_t b, int64_t h, int64_t query) const {
+    const uint64_t plane = first_plane + static_cast<uint64_t>(b) * heads_total + static_cast<uint64_t>(h);
+    return (plane * tokens + first_query + static_cast<uint64_t>(query)) * tokens + first_key;
+  }
+};
+AttentionDropout attention_dropout(const AttentionOptions& o);
+
 namespace cpu {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,

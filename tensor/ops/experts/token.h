@@ -57,7 +57,7 @@ constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, in
 }
 
 struct Slopes {
-  double share = 0;  // E / (k T)
+  double fraction = 0;  // E / (k T)
   double balance = 0, z = 0;
 };
 
@@ -86,7 +86,7 @@ struct Gradient {
   constexpr A probability_grad(int64_t expert) const {
     const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
     A sum = j < 0 ? A(0) : dweights[j];
-    if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.share);
+    if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.fraction);
     return sum;
   }
   // Gradient through the softmax over the chosen experts.

@@ -95,9 +95,9 @@ float encode_nf4(std::span<const float> x, std::byte* to) {
   const float scale = largest(x);
   std::array<uint8_t, 64> codes{};
   for (size_t i = 0; i < x.size(); ++i) {
-    const float share = scale > 0 ? x[i] / scale : 0;
+    const float scaled = scale > 0 ? x[i] / scale : 0;
     int code = 0;
-    for (const float middle : middles) code += share > middle ? 1 : 0;
+    for (const float middle : middles) code += scaled > middle ? 1 : 0;
     codes.at(i) = static_cast<uint8_t>(code);
   }
   put_codes(to, codes);
@@ -211,10 +211,10 @@ class Decoder {
   float nf4_scale(int64_t here, int64_t full) const {
     const size_t matrix = bounds_.of_block(full);
     const int64_t group = bounds_.first_groups[matrix] + (full - bounds_.first_blocks[matrix]) / kScalesOfGroup;
-    const double share = dynamic_values()[std::to_integer<size_t>(scales_[here])],
+    const double scale = dynamic_values()[std::to_integer<size_t>(scales_[here])],
                  max_magnitude = read<float>(bytes_ + 4 * group),
                  mean = read<float>(bytes_ + 4 * (bounds_.groups + static_cast<int64_t>(matrix)));
-    return static_cast<float>(share * max_magnitude + mean);
+    return static_cast<float>(scale * max_magnitude + mean);
   }
   Group group(int64_t g) const {
     const std::byte* const at = scales_ + g / 2 * p_.scale_bytes();

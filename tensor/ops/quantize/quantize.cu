@@ -30,7 +30,7 @@ struct Decode {
   int64_t runs, first_full, groups;
   int matrices;
   int64_t first_blocks[kMaxFused] = {}, first_groups[kMaxFused] = {};
-  float levels[16] = {}, shares[256] = {};
+  float levels[16] = {}, fractions[256] = {};
 
   __device__ int64_t full_index(int64_t here) const {
     if (!starts) return here + first_full;
@@ -50,8 +50,9 @@ struct Decode {
     int matrix = matrices - 1;
     while (matrix > 0 && first_blocks[matrix] > block) --matrix;
     const int64_t group = first_groups[matrix] + (block - first_blocks[matrix]) / kScalesOfGroup;
-    const double share = shares[scales[here / kNf4Block]], largest = shared[group], mean = shared[groups + matrix];
-    return static_cast<float>(share * largest + mean);
+    const double fraction = fractions[scales[here / kNf4Block]], largest = shared[group],
+                 mean = shared[groups + matrix];
+    return static_cast<float>(fraction * largest + mean);
   }
 };
 
@@ -132,7 +133,7 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
     std::ranges::copy(bounds.first_blocks, f.first_blocks);
     std::ranges::copy(bounds.first_groups, f.first_groups);
     std::ranges::copy(nf4_values(), f.levels);
-    std::ranges::copy(dynamic_values(), f.shares);
+    std::ranges::copy(dynamic_values(), f.fractions);
     if (runs.size() > 1) {
       std::vector<RunStart> starts;
       for (const ElementRun& run : runs) starts.push_back({run.here, run.full});

@@ -36,7 +36,7 @@ std::vector<ArenaPtr> arenas(const Communicator& world) {
   return {world.make_arena(), make_arena(), world.rank() % 2 == 0 ? world.make_arena() : make_arena()};
 }
 
-// Every operation with every algorithm; the large sizes need several blocks of the shared window.
+// Every operation with every algorithm.
 void operations(Communicator& world) {
   for (const Algorithm algorithm : algorithms(true)) {
     world.set_algorithm(algorithm);

@@ -41,12 +41,13 @@ void load_tile(A* tile, int64_t padded_rows, int64_t ld, Rows<const T> from, int
   for (int64_t i = rows; i < padded_rows; ++i) std::fill(tile + i * ld, tile + (i + 1) * ld, A(0));
 }
 
-// tile_t (d x width) = tile (width x ld) transposed.
-template <class A>
-void transpose_tile(A* tile_t, const A* tile, int64_t width, int64_t ld, int64_t d) {
+// The transpose of load_tile(): a zero-padded tile (d x width).
+template <class A, class T>
+void load_transposed(A* tile_t, int64_t width, Rows<const T> from, int64_t rows, int64_t d, A factor) {
   for (int64_t c0 = 0; c0 < d; c0 += 8)
     for (int64_t i = 0; i < width; ++i)
-      for (int64_t c = c0; c < std::min(d, c0 + 8); ++c) tile_t[c * width + i] = tile[i * ld + c];
+      for (int64_t c = c0; c < std::min(d, c0 + 8); ++c)
+        tile_t[c * width + i] = i < rows ? static_cast<A>(from.data[i * from.stride + c]) * factor : A(0);
 }
 
 template <class A, class T>
@@ -70,31 +71,16 @@ void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, 
     store_rows<A, T>(tile_rows<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
 }
 
-// First visible key of each query, relative to the problem's key 0: the later of first[i] - offset (documents) and
-// begin + i (window).
-struct QueryStarts {
-  static constexpr int64_t kNone = std::numeric_limits<int64_t>::min() / 2;
-  const int32_t* first = nullptr;  // null: no documents
-  int64_t offset = 0, queries = 0, begin = kNone;
-  bool any() const { return first || begin != kNone; }
-  int64_t of(int64_t i) const { return std::max(first ? first[i] - offset : kNone, begin + i); }
-  int64_t min_start() const {
-    int64_t found = any() ? of(0) : 0;
-    for (int64_t i = 1; any() && i < queries; ++i) found = std::min(found, of(i));
-    return found;
+inline QueryStarts::Bounds start_bounds(const QueryStarts& starts, int64_t b, int64_t query0, int64_t count) {
+  if (!starts.any()) return {};
+  QueryStarts::Bounds found{1 << 30, 0};
+  const auto first = static_cast<int>(query0),
+             last = static_cast<int>(std::min<int64_t>(query0 + count, starts.queries));
+  for (int query = first; query < last; ++query) {
+    found.min_start = std::min(found.min_start, starts.of(b, query));
+    found.max_start = std::max(found.max_start, starts.of(b, query));
   }
-  int64_t max_start() const {
-    int64_t found = any() ? of(0) : 0;
-    for (int64_t i = 1; any() && i < queries; ++i) found = std::max(found, of(i));
-    return found;
-  }
-};
-inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query0, int64_t queries) {
-  const AttentionOptions& o = p.options;
-  QueryStarts out{.offset = o.first_key, .queries = std::min(queries, p.tq - query0)};
-  if (o.starts.defined()) out.first = o.starts.data<int32_t>() + b * o.starts.strides()[0] + query0;
-  if (o.window > 0) out.begin = o.first_query - o.first_key + query0 - o.window + 1;
-  return out;
+  return {std::max(found.min_start, 0), found.max_start};
 }
 
 // Visible: j < keys and j <= i + diagonal for key j and query i, unless j precedes the query's start.
@@ -103,6 +89,7 @@ struct TileMask {
   int64_t diagonal;
   int64_t key0;  // position of the tile's key 0
   QueryStarts starts;
+  int64_t b, query0;
   bool is_full(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
 
@@ -114,9 +101,11 @@ void mask_tile(A* scores, int64_t width, const TileMask& mask) {
       const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
       std::fill(scores + j * width, scores + j * width + first, kNone);
     }
-  if (mask.starts.max_start() <= mask.key0) return;
-  for (int64_t i = 0; i < mask.starts.queries; ++i)
-    for (int64_t j = 0; j < std::min(kBlock, mask.starts.of(i) - mask.key0); ++j) scores[j * width + i] = kNone;
+  if (start_bounds(mask.starts, mask.b, mask.query0, width).max_start <= mask.key0) return;
+  for (int64_t i = 0; i < width; ++i) {
+    const int64_t start = mask.starts.of(mask.b, static_cast<int>(mask.query0 + i));
+    for (int64_t j = 0; j < std::min(kBlock, start - mask.key0); ++j) scores[j * width + i] = kNone;
+  }
 }
 
 // One step of the online softmax: scores become exp(s - max); `shrink` receives the correction factors of earlier sums
@@ -170,12 +159,14 @@ void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
   });
 }
 
+// The tile rounded to T, in `to` unless T is A.
 template <class T, class A>
-void round_tile(A* tile, int64_t n) {
-  if constexpr (!std::is_same_v<T, A>)
-    vectorized([=] {
-      for (int64_t i = 0; i < n; ++i) tile[i] = static_cast<A>(T(tile[i]));
-    });
+const A* round_tile([[maybe_unused]] A* to, const A* tile, [[maybe_unused]] int64_t n) {
+  if constexpr (std::is_same_v<T, A>) return tile;
+  vectorized([=] {
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<A>(T(tile[i]));
+  });
+  return to;
 }
 
 template <class A, class T>
@@ -197,11 +188,16 @@ void multiply_tile(A* to, const A* a, const A* b, int64_t n) {
 }
 
 inline TileMask mask_at(const AttentionProblem& p, int64_t b, int64_t key0, int64_t query0) {
-  return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk, key0,
-          starts_at(p, b, query0, kBlock)};
+  return {std::min(kBlock, p.tk - key0),
+          p.options.causal ? query0 + p.offset() - key0 : p.tk,
+          key0,
+          query_starts(p),
+          b,
+          query0};
 }
-inline int64_t first_block(const QueryStarts& starts) {
-  return std::max<int64_t>(starts.min_start(), 0) / kBlock * kBlock;
+// First key block visible to any of the queries.
+inline int64_t first_block(const AttentionProblem& p, int64_t b, int64_t query0, int64_t queries) {
+  return start_bounds(query_starts(p), b, query0, queries).min_start / kBlock * kBlock;
 }
 inline int64_t visible_keys(const AttentionProblem& p, int64_t query0, int64_t queries) {
   return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
@@ -210,17 +206,14 @@ inline int64_t visible_keys(const AttentionProblem& p, int64_t query0, int64_t q
 template <class A>
 void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, int64_t h, int64_t key0,
                   int64_t query0) {
-  const AttentionOptions& o = p.options;
-  const auto t = static_cast<uint64_t>(o.tokens_total);
-  const uint64_t plane = static_cast<uint64_t>((o.first_sequence + b) * o.heads_total + o.first_head + h) * t * t;
-  const auto probability = static_cast<float>(o.dropout);
-  const A up = static_cast<A>(1 / (1 - o.dropout));
+  const AttentionDropout dropout = attention_dropout(p.options);
+  const A up = static_cast<A>(dropout.up);
+  const float probability = dropout.probability;
   vectorized([&] {
     for (int64_t i = 0; i < width; ++i) {
-      const uint64_t row =
-          plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
+      const uint64_t row = dropout.index(b, h, query0 + i) + static_cast<uint64_t>(key0);
       float uniform[kBlock];
-      o.random.uniforms<kBlock>(row, o.step, uniform);
+      dropout.random.uniforms<kBlock>(row, dropout.step, uniform);
       for (int64_t j = 0; j < kBlock; ++j) keep[j * width + i] = uniform[j] >= probability ? up : A(0);
     }
   });
@@ -229,33 +222,11 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
 inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
 
 template <class A>
-struct Buffer {
-  explicit Buffer(const Tensor& owner, int64_t elements)
-      : tensor(owner.make({elements}, kDTypeOf<A>, Category::workspace)), at(tensor.data<A>()) {}
-  A* take(int64_t n) {
-    A* const p = at;
-    at += (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
-    return p;
-  }
-  Tensor tensor;
-  A* at;
-};
-
-template <class A>
-class Buffers {
- public:
-  Buffers(const Tensor& owner, int64_t tasks, int64_t elements)
-      : each_(lanes_up(elements, kLanes<A>)), all_(owner, std::min<int64_t>(threads(), tasks) * each_) {}
-  Buffer<A> of_this_thread() const {
-    Buffer<A> own = all_;
-    own.at += omp_get_thread_num() * each_;
-    return own;
-  }
-
- private:
-  int64_t each_;
-  Buffer<A> all_;
-};
+void scale_tile(A* x, A by, int64_t n) {
+  vectorized([=] {
+    for (int64_t i = 0; i < n; ++i) x[i] *= by;
+  });
+}
 
 // bfloat16 attention on AMX tiles or AVX512_BF16 pair products, with each 64 x 64 matmul as four blocks. Scores and
 // sums are float32; probabilities and their gradients are rounded as matmul inputs, as in the other kernels.

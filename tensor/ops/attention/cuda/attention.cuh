@@ -86,105 +86,54 @@ inline AttentionSizes attention_sizes(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
-// First visible key of each query, relative to the problem's key 0.
-struct QueryStarts {
-  static constexpr int kNone = -(1 << 30);
-  const int32_t* first = nullptr;  // null: no documents
-  int64_t row = 0;                 // stride between sequences
-  int offset = 0, queries = 0;
-  int begin = kNone;  // first key of query 0's window
-
-  __host__ __device__ bool any() const { return first || begin != kNone; }
-  __device__ int of(int b, int query) const {
-    if (query >= queries || !any()) return 0;
-    return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
+// Bounds on the starts of `count` queries, computed by a full warp.
+__device__ inline QueryStarts::Bounds start_bounds(const QueryStarts& starts, int b, int query0, int count) {
+  if (!starts.any()) return {};
+  QueryStarts::Bounds found{1 << 30, 0};
+  for (int query = query0 + static_cast<int>(threadIdx.x) % 32; query < query0 + count && query < starts.queries;
+       query += 32) {
+    const int start = starts.of(b, query);
+    found.min_start = std::min(found.min_start, start);
+    found.max_start = std::max(found.max_start, start);
   }
-  // Bounds on the starts of `count` queries, computed by a full warp.
-  struct Bounds {
-    int min_start = 0, max_start = 0;
-  };
-  __device__ Bounds among(int b, int query0, int count) const {
-    if (!any()) return {};
-    Bounds found{1 << 30, 0};
-    for (int query = query0 + static_cast<int>(threadIdx.x) % 32; query < query0 + count && query < queries;
-         query += 32) {
-      const int start = of(b, query);
-      found.min_start = std::min(found.min_start, start);
-      found.max_start = std::max(found.max_start, start);
-    }
-    for (int bits = 16; bits > 0; bits /= 2) {
-      found.min_start = std::min(found.min_start, __shfl_xor_sync(~0u, found.min_start, bits));
-      found.max_start = std::max(found.max_start, __shfl_xor_sync(~0u, found.max_start, bits));
-    }
-    return {std::max(found.min_start, 0), found.max_start};
+  for (int bits = 16; bits > 0; bits /= 2) {
+    found.min_start = std::min(found.min_start, __shfl_xor_sync(~0u, found.min_start, bits));
+    found.max_start = std::max(found.max_start, __shfl_xor_sync(~0u, found.max_start, bits));
   }
-  // One past the last query that sees a key before `end`; computed by a full warp.
-  __device__ int last_query(int b, int end) const {
-    if (!any()) return queries;
-    int past = 0;
-    for (int query = static_cast<int>(threadIdx.x) % 32; query < queries; query += 32)
-      if (of(b, query) < end) past = query + 1;
-    for (int bits = 16; bits > 0; bits /= 2) past = std::max(past, __shfl_xor_sync(~0u, past, bits));
-    return past;
-  }
-};
-
-inline QueryStarts query_starts(const AttentionProblem& p) {
-  const AttentionOptions& o = p.options;
-  QueryStarts out{.offset = static_cast<int>(o.first_key), .queries = static_cast<int>(p.tq)};
-  if (o.window > 0) out.begin = static_cast<int>(o.first_query - o.first_key - o.window + 1);
-  if (!o.starts.defined()) return out;
-  out.first = o.starts.device_data<int32_t>();
-  out.row = o.starts.strides()[0];
-  return out;
+  return {std::max(found.min_start, 0), found.max_start};
+}
+// One past the last query that sees a key before `end`; computed by a full warp.
+__device__ inline int last_query(const QueryStarts& starts, int b, int end) {
+  if (!starts.any()) return starts.queries;
+  int past = 0;
+  for (int query = static_cast<int>(threadIdx.x) % 32; query < starts.queries; query += 32)
+    if (starts.of(b, query) < end) past = query + 1;
+  for (int bits = 16; bits > 0; bits /= 2) past = std::max(past, __shfl_xor_sync(~0u, past, bits));
+  return past;
 }
 
-// Dropout by global position (AttentionOptions); survivors are multiplied by `up`.
-struct AttentionDropout {
-  Philox random{0};
-  uint64_t step = 0;
-  const uint64_t* step_on_gpu = nullptr;  // replaces `step` unless null
-  uint64_t tokens = 0, first_plane = 0, heads_total = 0, first_query = 0, first_key = 0;
-  float probability = 0;
-  double up = 1;
-  bool any = false;
-
-  // Copies its inputs, so that the kernel's parameters stay in constant memory.
-  struct Row {
-    Philox random;
-    uint64_t step, first;
-    float probability;
-    uint64_t cached = ~uint64_t{0};
-    uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
-    __device__ bool keeps(int64_t key) {
-      const uint64_t at = first + static_cast<uint64_t>(key);
-      if (at >> 2 != cached) {
-        const Philox::Block words = random(cached = at >> 2, step);
-        w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
-      }
-      const uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;
-      return Philox::to_uniform(at & 2 ? high : low) >= probability;
+// Copies its inputs, so that the kernel's parameters stay in constant memory.
+struct DropoutRow {
+  Philox random;
+  uint64_t step, first;
+  float probability;
+  uint64_t cached = ~uint64_t{0};
+  uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
+  __device__ bool keeps(int64_t key) {
+    const uint64_t at = first + static_cast<uint64_t>(key);
+    if (at >> 2 != cached) {
+      const Philox::Block words = random(cached = at >> 2, step);
+      w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
     }
-  };
-  __device__ Row row(int64_t b, int64_t h, int64_t query) const {
-    const uint64_t plane = first_plane + static_cast<uint64_t>(b) * heads_total + static_cast<uint64_t>(h);
-    const uint64_t first = (plane * tokens + first_query + static_cast<uint64_t>(query)) * tokens + first_key;
-    return {.random = random, .step = step_on_gpu ? *step_on_gpu : step, .first = first, .probability = probability};
+    const uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;
+    return Philox::to_uniform(at & 2 ? high : low) >= probability;
   }
 };
-
-inline AttentionDropout make_dropout(const AttentionOptions& o) {
-  return {.random = o.random,
-          .step = o.step,
-          .step_on_gpu = o.step_on_gpu,
-          .tokens = static_cast<uint64_t>(o.tokens_total),
-          .first_plane = static_cast<uint64_t>(o.first_sequence * o.heads_total + o.first_head),
-          .heads_total = static_cast<uint64_t>(o.heads_total),
-          .first_query = static_cast<uint64_t>(o.first_query),
-          .first_key = static_cast<uint64_t>(o.first_key),
-          .probability = static_cast<float>(o.dropout),
-          .up = 1 / (1 - o.dropout),
-          .any = o.dropout > 0};
+__device__ inline DropoutRow dropout_row(const AttentionDropout& d, int64_t b, int64_t h, int64_t query) {
+  return {.random = d.random,
+          .step = d.step_on_gpu ? *d.step_on_gpu : d.step,
+          .first = d.index(b, h, query),
+          .probability = d.probability};
 }
 
 // For the backward pass: log-sum-exp times a factor, and delta, the dot product of dout and out. Padding and queries
@@ -246,7 +195,7 @@ ForwardCall<T> forward_call(const AttentionProblem& p, const AttentionResult& re
           .out = collect_result<T>(result.out),
           .lse = result.lse.device_data<Accumulate<T>>(),
           .scale = static_cast<Accumulate<T>>(p.options.scale),
-          .dropout = make_dropout(p.options),
+          .dropout = attention_dropout(p.options),
           .starts = query_starts(p)};
 }
 template <class T>
@@ -262,7 +211,7 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .dk = collect_result<T>(p.gradients.dk),
           .dv = collect_result<T>(p.gradients.dv),
           .scale = static_cast<Accumulate<T>>(p.of.options.scale),
-          .dropout = make_dropout(p.of.options),
+          .dropout = attention_dropout(p.of.options),
           .starts = query_starts(p.of)};
 }
 

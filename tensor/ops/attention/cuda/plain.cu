@@ -84,7 +84,7 @@ struct OnlineSoftmax {
   static __device__ int row() { return static_cast<int>(threadIdx.x) / 4; }
   static __device__ int first_key() { return static_cast<int>(threadIdx.x) % 4 * kQuarter; }
 
-  __device__ void step(PlainShared<A>& s, const AttentionDropout& dropout, AttentionDropout::Row keep, int64_t key0) {
+  __device__ void step(PlainShared<A>& s, const AttentionDropout& dropout, DropoutRow keep, int64_t key0) {
     A* const scores = s.p[row()] + first_key();
     A top = max, total = 0;
     for (int j = 0; j < kQuarter; ++j) top = scores[j] > top ? scores[j] : top;
@@ -122,7 +122,7 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
     const int i = query0 + first_row() + r;
     const bool inside = i < n.tq;
     const SoftmaxStats<A> stats = inside ? *call.stats.at(n, at.b, at.h, i) : SoftmaxStats<A>{};
-    AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
+    DropoutRow keep = dropout_row(call.dropout, at.b, at.h, i);
     const int start = call.starts.of(at.b, i);
     for (int c = 0; c < kMicro; ++c) {
       const int j = key0 + first_column() + c;
@@ -152,7 +152,7 @@ namespace {
 
 // First tile of keys visible to any query of the tile.
 __device__ int first_tile(const QueryStarts& starts, const TilePlace& at) {
-  return starts.among(at.b, at.tile * kTile, kTile).min_start / kTile * kTile;
+  return start_bounds(starts, at.b, at.tile * kTile, kTile).min_start / kTile * kTile;
 }
 
 // One block per 64 queries of a head and 64 of its columns.
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
       }
     }
     __syncthreads();
-    softmax.step(s, call.dropout, call.dropout.row(at.b, at.h, mine), key0);
+    softmax.step(s, call.dropout, dropout_row(call.dropout, at.b, at.h, mine), key0);
     __syncthreads();
     for (int r = 0; r < kMicro; ++r)
       for (int c = 0; c < kMicro; ++c) out[r][c] *= s.of_row[first_row() + r];
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> 
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace keys = TilePlace::of_keys(n, count_tiles(n.tk, kTile), block / columns);
   const int key0 = keys.tile * kTile, d = n.d - column0;
-  const int past = call.starts.last_query(keys.b, key0 + kTile);
+  const int past = last_query(call.starts, keys.b, key0 + kTile);
   Sums<A> dk = {}, dv = {};
   for (int member = 0; member < n.group; ++member) {
     const TilePlace at = keys.queries(n, member);

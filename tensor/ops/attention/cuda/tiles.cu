@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     commit_copies();
   };
   // A tile without visible keys still performs one step.
-  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, kQueries).min_start / kKeys, steps - 1) : 0;
+  const int first =
+      kDocuments ? std::min(start_bounds(call.starts, at.b, tile0, kQueries).min_start / kKeys, steps - 1) : 0;
   copy_rows<D, kBlockThreads>(query, call.q, at, tile0, kQueries, n.tq);
   fetch(first);
 
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
             unmasked = n.visible_keys(query0, 1);
   const float factor = call.scale * kLog2E;
   const QueryStarts::Bounds bounds =
-      kDocuments ? call.starts.among(at.b, query0, kRowTiles * 16) : QueryStarts::Bounds{};
+      kDocuments ? start_bounds(call.starts, at.b, query0, kRowTiles * 16) : QueryStarts::Bounds{};
   Out<D> out = {};
   RowState state;
   for (int step = first; step < steps; ++step) {

@@ -104,7 +104,7 @@ __device__ DropoutMaskBits<R, C> dropout_mask(const AttentionDropout& dropout, c
   static_assert(R * C * 4 <= 64);
   const int line = lane() / 4, first = lane() % 4 * 2;
   const auto tokens = static_cast<int64_t>(dropout.tokens);
-  AttentionDropout::Row row = dropout.row(at.b, at.h, place.query0);
+  DropoutRow row = dropout_row(dropout, at.b, at.h, place.query0);
   DropoutMaskBits<R, C> bits = 0;
 #pragma unroll 1
   for (int i = 0; i < R * C * 4; ++i) {

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
     commit_copies();
   };
   const int first =
-      kDocuments ? std::min(call.starts.among(at.b, tile0, Cut::kQueries).min_start / kKeys, steps - 1) : 0;
+      kDocuments ? std::min(start_bounds(call.starts, at.b, tile0, Cut::kQueries).min_start / kKeys, steps - 1) : 0;
   copy_rows<D, kThreads>(tiles.own(0), call.q, at, tile0, Cut::kQueries, n.tq);
   copy_rows<D, kThreads>(tiles.own(1), call.dout, at, tile0, Cut::kQueries, n.tq);
   fetch(first);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
   const int query0 = tile0 + row0, visible = n.visible_keys(query0, kR * 16), unmasked = n.visible_keys(query0, 1);
   const Rows<kR> rows(call.stats.at(n, at.b, at.h, query0));
   const RowStarts<kR> starts(kDocuments ? call.starts : QueryStarts{}, at.b, query0);
-  const int min_start = kDocuments ? call.starts.among(at.b, query0, kR * 16).min_start : 0;
+  const int min_start = kDocuments ? start_bounds(call.starts, at.b, query0, kR * 16).min_start : 0;
   WarpSums<kR, D / 8> dq = {};
   for (int step = first; step < steps; ++step) {
     wait_for_copies<0>();
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
   const int t = static_cast<int>(threadIdx.x);
   // A tile of keys that no query sees still performs one step.
   const int past =
-      kDocuments ? std::max(call.starts.last_query(keys.b, tile0 + Cut::kKeys), first * kQueries + 1) : n.tq;
+      kDocuments ? std::max(last_query(call.starts, keys.b, tile0 + Cut::kKeys), first * kQueries + 1) : n.tq;
   copy_rows<D, kThreads>(tiles.own(0), call.k, keys, tile0, Cut::kKeys, n.tk);
   copy_rows<D, kThreads>(tiles.own(1), call.v, keys, tile0, Cut::kKeys, n.tk);
 
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
       WarpSums<kR, kQueries / 8> p = {}, dp = {};
       multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
       to_probabilities(p, call, here, place, n.visible_keys(query0, 1) < key0 + kR * 16);
-      if (kDocuments && call.starts.among(keys.b, query0, kQueries).max_start > key0)
+      if (kDocuments && start_bounds(call.starts, keys.b, query0, kQueries).max_start > key0)
         hide_before(p, call.starts, keys.b, place);
       if (kDrops) {  // dp serves as scratch
         drop(dp, p, bits, up);

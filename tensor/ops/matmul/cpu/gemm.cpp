@@ -135,7 +135,7 @@ struct Blocks {
   Strided<T> a, b;
   T* c;
   int64_t ldc;
-  std::vector<T>& room;
+  std::vector<T>& workspace;
 
   // Row stride kStrip, zero-padded beyond the columns of B.
   void copy_strip(T* to, const T* from, int64_t depth, int64_t width) const {
@@ -160,10 +160,11 @@ struct Blocks {
       for (int64_t j = 0; j < width; ++j) to[i * ldc + j] = edge[i * kStrip + j];
   }
   void run() const {
-    const int64_t rows_room = a.col == 1 ? 0 : kRows * kPitch;
-    room.resize(
-        std::max(room.size(), static_cast<size_t>(rows_room + std::min(kDepth, k) * (std::min(kColumns, n) + kStrip))));
-    T* const strips = room.data() + rows_room;
+    const int64_t rows_workspace = a.col == 1 ? 0 : kRows * kPitch;
+    workspace.resize(
+        std::max(workspace.size(),
+                 static_cast<size_t>(rows_workspace + std::min(kDepth, k) * (std::min(kColumns, n) + kStrip))));
+    T* const strips = workspace.data() + rows_workspace;
     for (int64_t j0 = 0; j0 < n; j0 += kColumns)
       for (int64_t p0 = 0; p0 < k; p0 += kDepth) {
         const int64_t columns = std::min(kColumns, n - j0), depth = std::min(kDepth, k - p0);
@@ -172,9 +173,9 @@ struct Blocks {
         for (int64_t i = 0; i < m; i += kRows) {
           const int64_t rows = std::min(kRows, m - i);
           Strided<T> left{a.data + i * a.row + p0 * a.col, a.row, a.col};
-          if (rows_room > 0) {
-            copy_rows(room.data(), left.data, rows, depth);
-            left = {room.data(), kPitch, 1};
+          if (rows_workspace > 0) {
+            copy_rows(workspace.data(), left.data, rows, depth);
+            left = {workspace.data(), kPitch, 1};
           }
           for (int64_t j = 0; j < columns; j += kStrip)
             strip(rows, std::min(kStrip, columns - j), depth, left, strips + j * depth, c + i * ldc + j0 + j, p0 > 0);
@@ -193,11 +194,16 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
     return;
   }
   const auto compute = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-    thread_local std::vector<T> room;
+    thread_local std::vector<T> workspace;
     run_for(instruction_set(), [&](auto set) {
-      Blocks<decltype(set), T>{
-          i1 - i0,           j1 - j0, k,   {a.data + i0 * a.row, a.row, a.col}, {b.data + j0 * b.col, b.row, b.col},
-          c + i0 * ldc + j0, ldc,     room}
+      Blocks<decltype(set), T>{i1 - i0,
+                               j1 - j0,
+                               k,
+                               {a.data + i0 * a.row, a.row, a.col},
+                               {b.data + j0 * b.col, b.row, b.col},
+                               c + i0 * ldc + j0,
+                               ldc,
+                               workspace}
           .run();
     });
   };

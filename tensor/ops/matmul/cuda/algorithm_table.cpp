@@ -140,7 +140,7 @@ AlgorithmTable& algorithm_table(const std::string& device) {
   return *table;
 }
 
-void keep_algorithms_in(const fs::path& directory) {
+void cache_algorithms_in(const fs::path& directory) {
   require_locks(directory);
   Tables& all = tables();
   std::lock_guard lock(all.mutex);

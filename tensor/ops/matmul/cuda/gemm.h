@@ -17,7 +17,7 @@ struct Tf32 {
 };
 
 // Caches timed algorithms in this directory, one file per kind of GPU and library version, as well as in the process.
-void keep_algorithms_in(const std::filesystem::path& directory);
+void cache_algorithms_in(const std::filesystem::path& directory);
 
 inline constexpr int64_t kMaxWorkspace = int64_t{32} << 20;
 

@@ -195,13 +195,13 @@ bool amx_supports(const Tensor& a, const Tensor& b) {
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed) {
   const int64_t m = a.dim(0), n = b.dim(1), k = a.dim(1);
   Packed once;
-  Packed& keep = packed ? *packed : once;
-  if (keep.source != b.raw() || keep.version != b.storage()->version || !packed) {
+  Packed& cached = packed ? *packed : once;
+  if (cached.source != b.raw() || cached.version != b.storage()->version || !packed) {
     const int64_t elements = count_blocks(n) * count_blocks(k) * 2 * kTileElements;
-    if (!keep.bytes.defined() || keep.bytes.nbytes() < 2 * elements + 64) keep.bytes = workspace(b, elements);
-    pack_b(aligned(keep.bytes), b);
-    keep.version = b.storage()->version;
-    keep.source = b.raw();
+    if (!cached.bytes.defined() || cached.bytes.nbytes() < 2 * elements + 64) cached.bytes = workspace(b, elements);
+    pack_b(aligned(cached.bytes), b);
+    cached.version = b.storage()->version;
+    cached.source = b.raw();
   }
   const std::vector<float> wide = bias.defined() ? padded_floats(bias) : std::vector<float>();
   const Bf16View view = make_view(a);
@@ -212,7 +212,7 @@ void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bia
             add ? kChunk : count_blocks(k),
             {view.data, view.row, kTileDepth, kTileRows * view.row},
             kTileBlock * view.row,
-            aligned(keep.bytes)};
+            aligned(cached.bytes)};
   Tensor tiles;
   if (view.col != 1 || k % kTileDepth != 0 || m % kTileBlock != 0) {
     const int64_t block = p.deep * 2 * kTileElements;
