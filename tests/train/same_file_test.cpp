@@ -233,8 +233,8 @@ TEST_F(ReplicasResumeGpu, ValidatesSynchronizedWeightsBetweenOuterSteps) {
 
 namespace fs = std::filesystem;
 
-std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
-  std::vector<SavedPart> out;
+std::vector<SavedSlice> saved_parts(const std::vector<TensorSlice>& held) {
+  std::vector<SavedSlice> out;
   for (const TensorSlice& h : held) {
     out.push_back({h.name, h.parameter->full_shape, h.parameter->shard, h.begin, h.part.numel()});
     out.back().shard.axis.clear();
@@ -243,10 +243,10 @@ std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
 }
 
 // Ordered by name, since a rank's optimizer lists kinds before units.
-std::string to_string(std::vector<SavedPart> parts) {
-  std::ranges::sort(parts, {}, &SavedPart::name);
+std::string to_string(std::vector<SavedSlice> parts) {
+  std::ranges::sort(parts, {}, &SavedSlice::name);
   std::string out;
-  for (const SavedPart& p : parts) out += describe_parts({p}) + " " + std::to_string(p.count) + "\n";
+  for (const SavedSlice& p : parts) out += describe_parts({p}) + " " + std::to_string(p.count) + "\n";
   return out;
 }
 
@@ -312,7 +312,7 @@ TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
     SCOPED_TRACE(to_text(plan));
     check(job);
     for (const auto& e : fs::directory_iterator(path(""))) fs::remove(e.path());
-    const auto values = parts_of_ranks(job, false), state = parts_of_ranks(job, true);
+    const auto values = slices_of_ranks(job, false), state = slices_of_ranks(job, true);
     ASSERT_EQ(std::ssize(values), plan.ranks());
     std::vector<std::string> held(values.size()), held_state(values.size());
     std::vector<NamedTensor> full_tensors, full_state_tensors;
