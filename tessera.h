@@ -41,6 +41,7 @@
 #include "train/config.h"
 #include "train/plan.h"
 #include "train/run/run.h"
+#include "train/run/signals.h"
 #include "train/trainer.h"
 #include "verify/verify.h"
 

@@ -227,7 +227,7 @@ void quantize(const CheckpointOptions& o) {
     launch(launch_options("checkpoint", model.run, model.run.config.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
       for (QuantizedWeight& w :
-           quantize_layers(shard->model(), text.rows.get(), options,
+           quantize_layers(shard->state().model(), text.rows.get(), options,
                            [&](const QuantizedWeight& one) { report_layer(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
     });

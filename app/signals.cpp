@@ -18,24 +18,17 @@ namespace tessera {
 namespace {
 
 std::atomic<int> received{0};
-std::atomic<bool> in_steps{false}, save_requested{false};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
 std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
-pid_t parent = 0;  // at program start
 
 bool hangup_is_ignored = false;  // at program start, as set by nohup
 
-void handle(int signal, siginfo_t* info, void*) {
-  if (signal == SIGUSR1) {
-    save_requested = true;
-    return;
-  }
-  // When a launcher dies, the kernel may send the parent-death signal once per launcher thread; only the first counts.
-  if (received != 0 && info->si_code == SI_USER && info->si_pid == parent && getppid() != parent) return;
-  const bool first = received.exchange(signal == SIGHUP ? SIGTERM : signal) == 0;
+void handle(int signal) {
+  if (signal == SIGUSR1) return;
+  received = signal == SIGHUP ? SIGTERM : signal;
   const int error = errno;
-  if (!first || !in_steps) sem_post(&ending);
+  sem_post(&ending);
   errno = error;
 }
 
@@ -64,13 +57,13 @@ void end_program() {
                                                  : "terminated (SIGTERM)";
   const std::string line = "tessera: " + one_line(cause) + "\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-  _exit(file != nullptr ? static_cast<int>(Status::input) : status_of_interruption());
+  _exit(file != nullptr ? static_cast<int>(Status::input) : 128 + received);
 }
 
 void on(int signal) {
   struct sigaction action {};
-  action.sa_sigaction = handle;
-  action.sa_flags = static_cast<int>(SA_RESTART | SA_SIGINFO);
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
   sigaction(signal, &action, nullptr);
 }
 
@@ -84,7 +77,6 @@ void record_hangup_action() {
 
 void watch_signals() {
   sem_init(&ending, 0, 0);
-  parent = getppid();
   // Other threads receive all signals, so that this one is never interrupted.
   sigset_t all, before;
   sigfillset(&all);
@@ -101,12 +93,5 @@ void watch_signals() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
 }
-
-int interrupted() { return received; }
-int status_of_interruption() { return 128 + (received != 0 ? received.load() : SIGTERM); }
-bool take_save_request() { return save_requested.exchange(false); }
-
-GracefulStopScope::GracefulStopScope() { in_steps = true; }
-GracefulStopScope::~GracefulStopScope() { in_steps = false; }
 
 }  // namespace tessera

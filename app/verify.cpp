@@ -308,7 +308,7 @@ VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
   };
   hooks.summed = [step, summed = hooks.summed](Trainer& rank) {
     summed(rank);
-    if (rank.steps_done() + 1 == step) rank.arena()->reset_peaks();
+    if (rank.state().steps_done() + 1 == step) rank.state().arena->reset_peaks();
   };
   return hooks;
 }

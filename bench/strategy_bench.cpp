@@ -17,6 +17,7 @@
 #include "train/async/trainer.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
+#include "train/trainer.h"
 
 namespace tessera::bench {
 
@@ -85,7 +86,7 @@ class TimedSteps {
     const int64_t sent_now = sent() - sent_before;
     const double slowest = world_.max(own);
     if (++made_ <= kWarmUp) {
-      trainer_->arena()->reset_peaks();
+      trainer_->state().arena->reset_peaks();
       return slowest;
     }
     sent_ += sent_now;
@@ -100,7 +101,7 @@ class TimedSteps {
     const auto steps = static_cast<double>(seconds_.size());
     Measured m(seconds_);
     m.machine = machine_;
-    m.add("tokens/s", static_cast<double>(trainer_->tokens_per_step()) / m.seconds);
+    m.add("tokens/s", static_cast<double>(tokens_per_step(job_, sequences_for(job_))) / m.seconds);
     double expected = 0;
     for (const SentBytes& s : expected_bytes(job_, 1)) expected += static_cast<double>(s.bytes);
     const double counted = world_.sum(static_cast<double>(sent_)) / steps;
@@ -110,13 +111,13 @@ class TimedSteps {
     add_peak(m, job_, world_, peak());
     return m;
   }
-  int64_t peak() const { return trainer_->arena()->total().peak; }
-  const Schedule& schedule() const { return trainer_->schedule(); }
+  int64_t peak() const { return trainer_->state().arena->total().peak; }
+  const Schedule& schedule() const { return trainer_->state().part().runtime().schedule(); }
 
  private:
   int64_t sent() const {
     int64_t sent = 0;
-    for (const Communicator* axis : trainer_->communicators()) sent += sent_by(*axis);
+    for (const Communicator* axis : trainer_->state().communicators()) sent += sent_by(*axis);
     return sent;
   }
 
@@ -241,7 +242,7 @@ Measured measure_async(const TrainConfig& requested, Communicator& world, int64_
   }
   Measured m(seconds);
   m.machine = machine;
-  m.add("tokens/s", static_cast<double>(trainer.tokens_per_step()) / m.seconds);
+  m.add("tokens/s", static_cast<double>(tokens_per_step(job, sequences_for(job))) / m.seconds);
   const PlanSizes s(job);
   const double per_worker = static_cast<double>(s.shards[0][0].full() * (s.value + s.grad));
   m.add_sent(world.sum(static_cast<double>(server.pushed_bytes() + server.pulled_bytes())) /

@@ -3,8 +3,8 @@
 //   train_gpt                               the demonstration in main(): stop, resume under another layout, compare
 //   train_gpt FOLDER '{"dp": 2, "zero": 1}' trains in FOLDER under this plan, or continues the run there
 //
-// The process may be killed at any moment. The next start continues from the newest checkpoint, under any plan: with
-// data and pipeline axes, the run is bitwise identical.
+// Ctrl-C saves and stops; the process may also be killed at any moment. The next start continues from the newest
+// checkpoint, under any plan: with data and pipeline axes, the run is bitwise identical.
 #include <tessera/tessera.h>
 #include <unistd.h>
 
@@ -34,8 +34,8 @@ TrainConfig make_config(const fs::path& directory, const Plan& plan) {
   return config;
 }
 
-// 2. The program's view of the run, and its request to stop. `step` and `validated` are called only on rank 0; a
-// request of one rank stops all.
+// 2. The program's view of the run, and its request to stop, in addition to signals. `step` and `validated` are called
+// only on rank 0; a request of one rank stops all.
 class Observer final : public RunObserver {
  public:
   explicit Observer(int64_t last) : last_(last) {}
@@ -99,15 +99,16 @@ bool demonstrate(const fs::path& directory) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const SignalRequests signals;  // Ctrl-C stops a run after its step, with a checkpoint; SIGUSR1 saves one
   try {
     if (argc == 3) {
       train(argv[1], plan_from_json(argv[2]));
-      return 0;
+      return SignalRequests::stop() != 0 ? SignalRequests::exit_status() : 0;
     }
     const fs::path directory = fs::temp_directory_path() / ("train_gpt-" + std::to_string(::getpid()));
     const bool same = demonstrate(directory);
     fs::remove_all(directory);
-    return same ? 0 : 1;
+    return SignalRequests::stop() != 0 ? SignalRequests::exit_status() : same ? 0 : 1;
   } catch (const Error& e) {  // names the field, the expected and the actual value
     std::fprintf(stderr, "train_gpt: %s\n", e.what());
     return static_cast<int>(e.status());

@@ -106,12 +106,8 @@ Tensor ModelStages::make_activation(int, int microbatch) {
 
 void ModelStages::enter(int, int microbatch) { model_.set_step(source().where(microbatch)); }
 
-void ModelStages::begin_gradients(int stage, int microbatch) {
-  strategy_.begin_gradients(microbatch, units_[static_cast<size_t>(stage)]);
-}
-
-void ModelStages::end_gradients(int stage, int microbatch) {
-  strategy_.end_gradients(microbatch, units_[static_cast<size_t>(stage)]);
+void ModelStages::accumulate(int stage, int microbatch, const std::function<void()>& pass) {
+  step_->accumulate(microbatch, units_[static_cast<size_t>(stage)], pass);
 }
 
 double ModelStages::evaluate(const Microbatch& tokens, const Schedule& schedule, Communicator& pipeline) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/language_model.h"
+#include "parallel/data_step.h"
 #include "parallel/data_strategy.h"
 #include "parallel/pipeline/runtime.h"
 
@@ -54,13 +55,12 @@ class ModelStages final : public Stages {
   // `model` and `strategy` must outlive it.
   ModelStages(LanguageModel& model, DataStrategy& strategy, Options options);
 
-  // Later passes use this source's micro-batches.
-  void take_from(BatchSource& source) { source_ = &source; }
+  // Later passes use this source's micro-batches, and accumulate gradients in this step.
+  void begin_step(BatchSource& source, DataStep& step) { source_ = &source, step_ = &step; }
   StageOutput forward(int stage, int microbatch, const Var& input) override;
   Tensor make_activation(int stage, int microbatch) override;
   void enter(int stage, int microbatch) override;
-  void begin_gradients(int stage, int microbatch) override;
-  void end_gradients(int stage, int microbatch) override;
+  void accumulate(int stage, int microbatch, const std::function<void()>& pass) override;
 
   // Forward pass without gradients; returns the loss sum on the last stage, else 0. Collective over `pipeline`, with
   // equal numbers of sequences on all ranks.
@@ -73,8 +73,9 @@ class ModelStages final : public Stages {
   LanguageModel& model_;
   DataStrategy& strategy_;
   Options options_;
-  BatchSource& source() const { return require_object(source_, "[stages] source of take_from()"), *source_; }
+  BatchSource& source() const { return require_object(source_, "[stages] source of begin_step()"), *source_; }
   BatchSource* source_ = nullptr;
+  DataStep* step_ = nullptr;
   std::vector<UnitRange> units_;  // by stage, in the model's layout
 };
 

@@ -20,12 +20,17 @@ class DataStep : NotCopied {
  public:
   // `strategy` must outlive this object.
   explicit DataStep(DataStrategy& strategy) : strategy_(strategy) { strategy_.begin_step(); }
-  // Accumulates the gradients of the next micro-batch. `seed`: the gradient of `root`; undefined: one. A pipeline
-  // schedule instead encloses each pass in DataStrategy's begin_gradients() and end_gradients().
+  // Accumulates the gradients of the next micro-batch. `seed`: the gradient of `root`; undefined: one.
   void backward(const Var& root, const Tensor& seed = {}) {
-    strategy_.begin_gradients(microbatch_);
-    tessera::backward(root, {.seed = seed});
-    strategy_.end_gradients(microbatch_++);
+    accumulate(microbatch_++, {}, [&] { tessera::backward(root, {.seed = seed}); });
+  }
+  // Runs a pass that accumulates the gradients of these units. A pipeline calls it for each pass of its stages, which
+  // alternate; each stage has all micro-batches in order.
+  template <class Pass>
+  void accumulate(int64_t microbatch, UnitRange units, const Pass& pass) {
+    strategy_.begin_gradients(microbatch, units);
+    pass();
+    strategy_.end_gradients(microbatch, units);
   }
   // After the last micro-batch: strategy.shards() then contain the gradient of the global batch. Collective.
   void reduce() {

@@ -7,7 +7,7 @@
 //   the optimizer's step over shards()
 //   gather_parameters      every rank has the parameters of the next step
 //
-// A pipeline rank encloses each pass that accumulates gradients of one stage in begin_gradients() and end_gradients(),
+// On a pipeline rank begin_gradients() and end_gradients() enclose each pass that accumulates gradients of one stage,
 // because the passes of its stages alternate. The loss is divided once, by the target tokens of the global batch, so
 // gradients are summed over ranks and micro-batches without another division.
 #pragma once

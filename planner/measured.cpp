@@ -101,7 +101,7 @@ Measured measure(const TrainConfig& job, const std::function<void(int done)>& wo
         world, &log.trace);
     const auto start = std::chrono::steady_clock::now();
     for (int s = 0; s < steps + kWarmUp; ++s) {
-      if (s == 1) trainer.arena()->reset_peaks();
+      if (s == 1) trainer.state().arena->reset_peaks();
       if (world.rank() == 0) working(s);
       const std::chrono::duration<double> so_far = std::chrono::steady_clock::now() - start;
       if (world.max(so_far > kLongest ? 1 : 0) > 0 && s >= kMinSteps + kWarmUp) break;  // also a barrier
@@ -109,9 +109,9 @@ Measured measure(const TrainConfig& job, const std::function<void(int done)>& wo
       trainer.step();
       log.trace.end_step();
     }
-    log.schedule = trainer.schedule();
-    log.pp = trainer.mesh().coordinate("pp");
-    log.memory = memory_parts(*trainer.arena());
+    log.schedule = trainer.state().part().runtime().schedule();
+    log.pp = trainer.state().groups.mesh.coordinate("pp");
+    log.memory = memory_parts(*trainer.state().arena);
   });
   Measured out;
   std::vector<double> seconds, bubbles;

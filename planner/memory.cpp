@@ -147,19 +147,18 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
     const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // with incoming messages
-    const auto shared = [&](ZeroStage from) {                       // experts are replicated on n / ep ranks
-      return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
-    };
+    // Experts are replicated on n / ep ranks.
+    const double full = held.all(), shard = held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep));
+    const StateSize<double> local = state_with_zero<double>(p.zero, {full, full, full}, {shard, shard, shard});
     const double flights = pipeline.in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks,
                  waiting = pipeline.waiting[static_cast<size_t>(rank)];
-    MemoryParts m{
-        .parameters = shared(ZeroStage::three) * s.parameter_bytes,
-        .gradients = reduces_at_step_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
-        .optimizer = shared(ZeroStage::one) * s.state_bytes,
-        .activations = stage_layers * ((flights - waiting) * saved + waiting * until_w),
-        .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
-                                  last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
-        .workspace = workspace};
+    MemoryParts m{.parameters = local.parameters * s.parameter_bytes,
+                  .gradients = reduces_at_step_end(c) ? full * s.reduce_bytes : local.gradients * s.gradient_bytes,
+                  .optimizer = local.optimizer * s.state_bytes,
+                  .activations = stage_layers * ((flights - waiting) * saved + waiting * until_w),
+                  .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
+                                            last ? stage_parameters(c, 0, false, true).all() : 0, full),
+                  .workspace = workspace};
     if (s.message_buffers)  // also saves outputs; a received input counts as the first layer's
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);

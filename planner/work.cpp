@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "train/memory.h"
+
 namespace tessera::planner {
 namespace {
 
@@ -248,8 +250,8 @@ Axis pp_axis(const Layout& l) { return {"pp", l.plan.pp, l.plan.tp * l.plan.cp *
 double local_tokens(const Case& c) { return real(c.layout.sequences) * real(c.model.context) / real(c.layout.plan.cp); }
 
 double handed_bytes(const Case& c, double element) {
-  const Plan& p = c.layout.plan;
-  return element * local_tokens(c) * real(c.model.channels) / (p.sp ? real(p.tp) : 1);
+  return element *
+         handed_elements(c.layout.plan, real(c.layout.sequences), real(c.model.context), real(c.model.channels));
 }
 
 StepWork step_work(const Case& c, Caller caller) {

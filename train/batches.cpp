@@ -130,6 +130,10 @@ void check_sequences(const TrainConfig& job, const Sequences& sequences) {
                      "worker's batch; expected ddp, dataparallel or ps-sync");
 }
 
+int64_t tokens_per_step(const TrainConfig& job, const Sequences& sequences) {
+  return sequences.tokens_per_step > 0 ? sequences.tokens_per_step : job.optim.batch * job.model.context;
+}
+
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all) {
   return sequences.trained ? sequences.trained(step) : all;
 }

@@ -35,6 +35,9 @@ struct Sequences {
   std::vector<int64_t> lengths(int64_t step, int64_t first, int64_t count) const;
 };
 
+// Tokens of a step without padding; an average if padding varies.
+int64_t tokens_per_step(const TrainConfig& job, const Sequences& sequences);
+
 // Tokens computed per sequence in a pass over sequences of these lengths: the maximum, rounded up to a multiple of
 // kTokensTogether and of the number of cp and sp partitions, at most the context; the context if `lengths` is empty.
 inline constexpr int64_t kTokensTogether = 64;

@@ -27,16 +27,16 @@ void check_dump(const TrainConfig& job, int64_t step) {
 
 // Between layers each tp rank holds the full activation of its cp rank, or with sp a shard of the tokens; for the
 // logits, a shard of the columns.
-StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& directory)
-    : trainer_(trainer),
+StepDump::StepDump(TrainState& train, int64_t step, const std::filesystem::path& directory)
+    : train_(train),
       step_(step),
       file_(directory / fmt::format("dump_{}.safetensors", step)),
-      model_(dynamic_cast<Decoder*>(&trainer.model())) {
-  check_dump(trainer.job(), step);
+      model_(dynamic_cast<Decoder*>(&train.model())) {
+  check_dump(train.job, step);
   if (!model_) throw FieldError("dump", "expected a Hugging Face model family, got a custom model");
   const ModelConfig& c = model_->config;
-  const Plan& plan = trainer.job().plan;
-  const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];
+  const Plan& plan = train.job.plan;
+  const Communicator &tp = train.groups.mesh["tp"], &cp = train.groups.mesh["cp"];
   tokens_ = context_positions(c.context, cp.size(), cp.rank(), sequence_partition(plan.cp_mode));
   Range own = chunk_range(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
   if (!plan.sp && tp.rank() > 0) own = {};
@@ -66,16 +66,16 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
 }
 
 void StepDump::begin(const Sequences& sequences) {
-  const int64_t batch = trainer_.job().optim.batch, context = model_->config.context;
+  const int64_t batch = train_.job.optim.batch, context = model_->config.context;
   std::vector<TensorBytes> tensors{{"input_ids", DType::int32, {batch, context}, {}},
                                    {"targets", DType::int32, {batch, context}, {}},
                                    {"loss", DType::float64, {}, {}}};
   for (const Point& p : points_)
     for (const char* what : {"", ".grad"})
-      tensors.push_back({p.name + what, trainer_.job().optim.dtype, {batch, context, p.width}, {}});
+      tensors.push_back({p.name + what, train_.job.optim.dtype, {batch, context, p.width}, {}});
   const std::string family(value_name(model_->config.family));
   layout_ = safetensors_layout(tensors, {{"step", std::to_string(step_)}, {"family", family}});
-  Communicator& world = trainer_.world();
+  Communicator& world = train_.groups.world;
   const OpCounts before = world.counts();
   if (world.rank() == 0) {
     half_written_ = std::make_unique<TemporaryName>(file_);
@@ -90,7 +90,7 @@ void StepDump::begin(const Sequences& sequences) {
     write("input_ids", 0, std::as_bytes(std::span(ids)));
     write("targets", 0, std::as_bytes(std::span(targets)));
   }
-  if (trainer_.mesh().size("tp") == 1)  // with tp, the loss always stores the full logits
+  if (train_.groups.mesh.size("tp") == 1)  // with tp, the loss always stores the full logits
     model_->head.hooks.loss = [&head = model_->head](const Var& x, const Tensor& targets, double scale) {
       return cross_entropy(head.logits(x), targets, scale);
     };
@@ -109,16 +109,16 @@ Var StepDump::seen(Var made, const Point& point) {
 
 void StepDump::write(const Point& point, const char* what, const Tensor& rows, const PassRows& at) {
   if (point.tokens.empty()) return;
-  const Tensor here = rows.to(trainer_.job().optim.dtype).on_host().contiguous();
+  const Tensor here = rows.to(train_.job.optim.dtype).on_host().contiguous();
   const int64_t width = here.dim(-1), bytes = width * element_size(here.dtype()), count = here.numel() / width,
                 context = model_->config.context;
-  const Plan& plan = trainer_.job().plan;
-  const int64_t tokens = count / (trainer_.job().optim.batch / (plan.dp * plan.microbatches)),
+  const Plan& plan = train_.job.plan;
+  const int64_t tokens = count / (train_.job.optim.batch / (plan.dp * plan.microbatches)),
                 computed = context * tokens / std::ssize(point.tokens);  // per sequence, over all ranks
   std::span<const int64_t> places = point.tokens;
   if (computed < context) {
     std::vector<int64_t>& all = shorter_[computed];
-    const Communicator& cp = trainer_.mesh()["cp"];
+    const Communicator& cp = train_.groups.mesh["cp"];
     if (all.empty()) all = context_positions(computed, cp.size(), cp.rank(), sequence_partition(plan.cp_mode));
     const auto first = static_cast<int64_t>(point.tokens.data() - tokens_.data());
     places = std::span(all).subspan(static_cast<size_t>(first * computed / context), static_cast<size_t>(tokens));
@@ -143,10 +143,10 @@ void StepDump::write(const std::string& name, int64_t at, std::span<const std::b
 
 void StepDump::finish(double loss) {
   on_ = false;
-  if (trainer_.mesh().size("tp") == 1) model_->head.hooks.loss = {};
+  if (train_.groups.mesh.size("tp") == 1) model_->head.hooks.loss = {};
   if (half_written_) write("loss", 0, std::as_bytes(std::span(&loss, 1)));
   out_->flush();
-  Communicator& world = trainer_.world();
+  Communicator& world = train_.groups.world;
   const OpCounts before = world.counts();
   const double missing = world.sum(static_cast<double>(missing_));
   world.reset_counts(before);

@@ -33,7 +33,8 @@
 
 #include "data/safetensors.h"
 #include "models/decoder.h"
-#include "train/trainer.h"
+#include "train/batches.h"
+#include "train/state.h"
 
 namespace tessera {
 
@@ -43,10 +44,10 @@ void check_dump(const TrainConfig& job, int64_t step);
 
 class StepDump {
  public:
-  // Dumps the step to `directory`/dump_STEP.safetensors. Every rank constructs one before the step; the trainer must
+  // Dumps the step to `directory`/dump_STEP.safetensors. Every rank constructs one before the step; the state must
   // outlive it. Throws as check_dump() does, and FieldError if the model is not a Decoder.
-  StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& directory);
-  bool is_next() const { return trainer_.steps_done() + 1 == step_; }
+  StepDump(TrainState& train, int64_t step, const std::filesystem::path& directory);
+  bool is_next() const { return train_.steps_done() + 1 == step_; }
   // Called before and after the passes of the step, on every rank. An aborted dump leaves no file. Both throw
   // OutputError; finish() throws Error if the file is incomplete.
   void begin(const Sequences& sequences);
@@ -67,7 +68,7 @@ class StepDump {
   void write(const Point& point, const char* what, const Tensor& rows, const PassRows& at);
   void write(const std::string& name, int64_t at, std::span<const std::byte> bytes);
 
-  Trainer& trainer_;
+  TrainState& train_;
   int64_t step_;
   std::filesystem::path file_;
   Decoder* model_;

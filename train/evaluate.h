@@ -5,9 +5,10 @@
 #include <optional>
 #include <vector>
 
+#include "data/loader.h"
 #include "models/sample.h"
 #include "parallel/comm/communicator.h"
-#include "train/trainer.h"
+#include "train/state.h"
 
 namespace tessera {
 
@@ -16,14 +17,15 @@ struct Evaluation {
   // starts, if the rows define them.
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
   const TrainConfig* job = nullptr;
+  int64_t vocab = 0;        // of the model
   int64_t at_once = 1;      // sequences per forward pass
   int turn = 0, turns = 1;  // index of this group, and number of groups, which process windows round-robin
   ArenaPtr arena = {};
   std::function<bool()> stop = {};  // polled before each round; true on one rank stops all
 };
 
-// Mean loss over the targets of `split`, the same on every rank of `world`; nullopt if stopped. Collective. Throws
-// Error (not_finite).
+// Mean loss over the targets of `split`, the same on every rank of `world`; nullopt if stopped. Collective. Throws on
+// every rank Error (not_finite), and Error (usage) for tokens outside the vocabulary.
 std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& world, const Rows& split);
 
 // Text generation under a plan: tensor-parallel ranks cache the keys and values of their heads, pipeline ranks of their
@@ -35,8 +37,8 @@ std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& worl
 
 class Generator {
  public:
-  // `trainer` needs no gradients. Throws FieldError for cp, which does not support generation.
-  explicit Generator(Trainer& trainer);
+  // `train` needs no gradients. Throws FieldError for cp, which does not support generation.
+  explicit Generator(TrainState& train);
 
   // `prompts`: of all data ranks, each with at least one token; this rank generates those for which own() is true.
   // `on_token` receives each token, in order, on every rank that has the text, and returns whether to continue.
@@ -49,7 +51,7 @@ class Generator {
   struct Writing;
   Tensor pass(const std::vector<Writing*>& texts);
   void advance(const std::vector<Writing*>& texts, const SampleOptions& options);
-  Trainer& trainer_;
+  TrainState& train_;
 };
 
 }  // namespace tessera

@@ -17,7 +17,7 @@
 #include "parallel/pipeline/validate.h"
 #include "tensor/cpu/loops.h"
 #include "train/expected_bytes.h"
-#include "train/trainer.h"
+#include "train/model_part.h"
 
 namespace tessera {
 
@@ -35,10 +35,9 @@ MemoryByCategory held_by(const PlanSizes& s, const ShardSizes& sizes, int64_t da
   // Trainable elements: unsharded, and one rank's shard.
   const int64_t full = p.zero == ZeroStage::none ? sizes.full(true) : sizes.padded(s.cut, true),
                 shard = sizes.shard(s.cut, true);
-  const int64_t values = sizes.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
-  MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? sizes.shard_bytes(s.cut) : values,
-                        .gradients = (p.zero >= ZeroStage::two ? shard : full) * s.grad,
-                        .optimizer = p.zero == ZeroStage::none ? sizes.state_bytes() : sizes.state_bytes(s.cut)};
+  MemoryByCategory held = state_with_zero<int64_t>(
+      p.zero, {sizes.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut), full * s.grad, sizes.state_bytes()},
+      {sizes.shard_bytes(s.cut), shard * s.grad, sizes.state_bytes(s.cut)});
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // replicas count as communication
   int64_t state = 0;                                                    // bytes per element
   for (const UnitSizes& u : sizes.units) state = std::max(state, u.state);
@@ -376,8 +375,8 @@ StageMemory after(const StageMemory& four, const StageMemory& five, int64_t laye
 
 int64_t handed_bytes(const TrainConfig& job) {
   const Plan& p = job.plan;
-  const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
-  return tokens * job.model.channels * element_size(data_options(job).dtype);
+  return handed_elements(p, job.optim.batch / (p.dp * p.microbatches), job.model.context, job.model.channels) *
+         element_size(data_options(job).dtype);
 }
 
 std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank, bool alike) {

@@ -13,10 +13,21 @@
 
 namespace tessera {
 
-struct MemoryByCategory {
-  int64_t parameters = 0, gradients = 0, optimizer = 0;
-  bool operator==(const MemoryByCategory&) const = default;
+// Persistent state of a rank: bytes, or elements.
+template <class T>
+struct StateSize {
+  T parameters{}, gradients{}, optimizer{};
+  bool operator==(const StateSize&) const = default;
 };
+using MemoryByCategory = StateSize<int64_t>;
+// What a ZeRO stage leaves on a data rank: its `shard` of the optimizer state (1), also of the gradients (2), and of
+// the parameters (3); otherwise all. `planner/` uses it for other frameworks too.
+template <class T>
+StateSize<T> state_with_zero(ZeroStage zero, const StateSize<T>& full, const StateSize<T>& shard) {
+  return {.parameters = zero >= ZeroStage::three ? shard.parameters : full.parameters,
+          .gradients = zero >= ZeroStage::two ? shard.gradients : full.gradients,
+          .optimizer = zero >= ZeroStage::one ? shard.optimizer : full.optimizer};
+}
 std::vector<MemoryByCategory> expected_memory(const TrainConfig& job);
 
 // Activations include logits and workspace.
@@ -56,7 +67,11 @@ struct StageMemory {
 // equal, so more than five are extrapolated from four and five.
 std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank = {}, bool alike = false);
 
-// Bytes of the activations sent between stages.
+// Activations sent between stages, of a micro-batch on one rank: elements, and bytes.
+template <class T>
+T handed_elements(const Plan& p, T sequences, T context, T channels) {
+  return sequences * context / static_cast<T>(p.cp) * channels / static_cast<T>(p.sp ? p.tp : 1);
+}
 int64_t handed_bytes(const TrainConfig& job);
 
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);

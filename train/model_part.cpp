@@ -1,5 +1,7 @@
 // Partitions the model before memory is allocated.
 
+#include "train/model_part.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -8,7 +10,6 @@
 
 #include "models/layout.h"
 #include "parallel/pipeline/validate.h"
-#include "train/trainer.h"
 
 namespace tessera {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "parallel/comm/trace.h"
-#include "train/trainer.h"
+#include "train/state.h"
 
 namespace tessera {
 
@@ -37,7 +37,7 @@ RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, 
   const Tensor peaks = Tensor::empty({world.size()}, DType::int64, host);
   world.all_reduce(total);
   world.all_gather(peak, peaks);
-  RunUsage usage{.peak_bytes = peaks.to_vector<int64_t>(), .sent = {}};
+  RunUsage usage{.peak_bytes = peaks.to_vector<int64_t>(), .sent = {}, .arena = arena};
   world.sum(waited);
   usage.straggler = find_straggler(waited, seconds);
   const int64_t* at = total.data<int64_t>();
@@ -60,21 +60,21 @@ ExpertLoad::Busiest ExpertLoad::busiest() const {
   return out;
 }
 
-ExpertLoad expert_load(Trainer& trainer) {
-  const int64_t experts = trainer.model().config.experts.count;
+ExpertLoad expert_load(TrainState& train) {
+  const int64_t experts = train.model().config.experts.count;
   if (experts == 0) return {};
   std::vector<int64_t> counts;
   ExpertLoad out;
-  for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
+  for (MixtureOfExperts* mixture : train.model().all<MixtureOfExperts>()) {
     MixtureOfExperts::Load load = mixture->take_load();
     // all tp ranks route identically
-    if (trainer.mesh().coordinate("tp") > 0) load = {std::vector<int64_t>(load.rows.size())};
+    if (train.groups.mesh.coordinate("tp") > 0) load = {std::vector<int64_t>(load.rows.size())};
     counts.insert(counts.end(), load.rows.begin(), load.rows.end());
     out.dropped += load.dropped;
   }
   counts.push_back(out.dropped);
-  const Tensor sums = Tensor::of<int64_t>(counts, {std::ssize(counts)}, trainer.arena()->host());
-  trainer.world().all_reduce(sums);
+  const Tensor sums = Tensor::of<int64_t>(counts, {std::ssize(counts)}, train.arena->host());
+  train.groups.world.all_reduce(sums);
   const int64_t* at = sums.data<int64_t>();
   for (int64_t i = 0; i + experts < std::ssize(counts); i += experts, at += experts)
     out.rows.emplace_back(at, at + experts);

@@ -28,12 +28,13 @@ struct RunUsage {
   std::vector<int64_t> peak_bytes;  // by rank, of its arena
   std::vector<SentBytes> sent;      // operations with at least one call
   std::optional<Straggler> straggler = {};
+  ArenaPtr arena = {};  // of this rank
 };
 
 // Current counts of the axes (which may include the world). Collective; the same on every rank.
 RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
 
-class Trainer;
+class TrainState;
 
 struct ExpertLoad {
   std::vector<std::vector<int64_t>> rows = {};  // by layer and expert: routed tokens
@@ -48,7 +49,7 @@ struct ExpertLoad {
 };
 
 // Load in the training steps since the last call; empty without experts. Collective; the same on every rank.
-ExpertLoad expert_load(Trainer& trainer);
+ExpertLoad expert_load(TrainState& train);
 
 // The upper median; 0 if empty.
 inline double median(std::vector<double> values) {

@@ -39,18 +39,20 @@ std::vector<int64_t> shard_boundaries(const DataStrategy& strategy) {
 }
 
 // The pipeline rank that stores the copy of a tied weight; -1: none.
-int copied_to(Trainer& t, const Module::Unit& unit) {
-  return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
+int copied_to(TrainState& t, const Module::Unit& unit) {
+  return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied()
+             ? -1
+             : t.part().runtime().schedule().rank_of_stage.back();
 }
 
 // The plan's summation order over all ranks, on rank 0; collective. Units determine stages, and unit sizes the length
 // of each rank's flat array. If sums are split inside matmuls, the order of ranks is irrelevant.
-SumOrder order_of_sums(Trainer& t) {
-  const Plan& p = t.job().plan;
-  Communicator& pp = t.mesh()["pp"];
+SumOrder order_of_sums(TrainState& t) {
+  const Plan& p = t.job.plan;
+  Communicator& pp = t.groups.mesh["pp"];
   const std::vector<Module::Unit> full = t.full_model().layout();
   if (splits_sums(p)) {
-    SumOrder order{.ranks = t.mesh().size("dp"), .algorithm = find_algorithm(p)};
+    SumOrder order{.ranks = t.groups.mesh.size("dp"), .algorithm = find_algorithm(p)};
     int64_t size = 0;
     for (size_t u = 0; u < full.size(); ++u) {
       if (!full[u].trainable) continue;
@@ -60,25 +62,27 @@ SumOrder order_of_sums(Trainer& t) {
     order.reductions = {{{0, size}, size}};
     return order;
   }
-  SumOrder order{.ranks = t.mesh().size("dp"),
+  SumOrder order{.ranks = t.groups.mesh.size("dp"),
                  .ep = static_cast<int>(p.ep),
                  .algorithm = find_algorithm(p),
                  .every_microbatch = t.strategy().layout().every_microbatch,
                  .group = t.strategy().shard_axis().size(),
                  .between_algorithm = p.all_reduce};
+  const std::vector<int> stages = stages_of_units(t.full_model(), t.part().layers());
   const std::vector<int64_t> own = shard_boundaries(t.strategy());
-  const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(own)}, {1}, t.arena());
+  const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(own)}, {1}, t.arena);
   if (pp.rank() != 0) {
     pp.send(count, 0);
-    pp.send(Tensor::of<int64_t>(own, {std::ssize(own)}, t.arena()), 0);
+    pp.send(Tensor::of<int64_t>(own, {std::ssize(own)}, t.arena), 0);
     return order;
   }
   int64_t begin = 0;
+  const std::vector<int>& rank_of_stage = t.part().schedule().rank_of_stage;
   for (int rank = 0; rank < pp.size(); ++rank) {
     std::vector<int64_t> cuts = own;
     if (rank > 0) {
       pp.recv(count, rank);
-      const Tensor theirs = Tensor::empty({count.item<int64_t>()}, DType::int64, t.arena());
+      const Tensor theirs = Tensor::empty({count.item<int64_t>()}, DType::int64, t.arena);
       pp.recv(theirs, rank);
       cuts = theirs.to_vector<int64_t>();
     }
@@ -90,7 +94,7 @@ SumOrder order_of_sums(Trainer& t) {
       begin += full[unit].size;
     };
     for (size_t u = 0; u < full.size(); ++u)
-      if (full[u].trainable && t.pipeline_rank(u) == rank) add(u, false);
+      if (full[u].trainable && rank_of_stage[static_cast<size_t>(stages[u])] == rank) add(u, false);
     for (size_t u = 0; u < full.size(); ++u)
       if (full[u].trainable && copied_to(t, full[u]) == rank) add(u, true);
   }
@@ -140,11 +144,11 @@ class VerifiedRank {
                  watched(hooks.loading(sequences, job, world.rank()), sequences, job.model.context, given_), world),
         hooks_(hooks),
         result_(result) {
-    const SumOrder order = order_of_sums(trainer_);
+    const SumOrder order = order_of_sums(state_);
     hooks_.made(trainer_);
-    if (replays_routing(job_)) record_passes(trainer_.model());
-    owners_of_gradients_ = aside(full_matrix_state(trainer_, true));
-    owners_of_values_ = aside(full_matrix_state(trainer_, false));
+    if (replays_routing(job_)) record_passes(state_.model());
+    owners_of_gradients_ = aside(full_matrix_state(state_, true));
+    owners_of_values_ = aside(full_matrix_state(state_, false));
     if (world.rank() != 0) return;
     oracle_ = std::make_unique<Replicas>(job, sequences, order);
     comparison_ = std::make_unique<Comparison>(result);
@@ -163,7 +167,7 @@ class VerifiedRank {
   using OfCopies = std::vector<std::vector<NamedTensor>>;
 
   void one_step() {
-    trainer_.arena()->reset_peaks();
+    state_.arena->reset_peaks();
     std::vector<int64_t> before = counts_now();
     const StepReport report = trainer_.compute_gradients();
     count_since(before);
@@ -171,15 +175,15 @@ class VerifiedRank {
     note_peaks();
     take_routing();
     OfCopies gradients, values, state;
-    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(full_gradients(trainer_, copy)));
-    trainer_.arena()->reset_peaks();
+    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(full_gradients(state_, copy)));
+    state_.arena->reset_peaks();
     before = counts_now();
     hooks_.update(trainer_, report);
     count_since(before);
     note_peaks();
     for (int copy = 0; copy < trained_copies(); ++copy) {
-      values.push_back(full_values(trainer_, copy));
-      state.push_back(full_state(trainer_, copy));
+      values.push_back(full_values(state_, copy));
+      state.push_back(full_state(state_, copy));
     }
     const std::vector<double> of_copies = norms(report);
     if (oracle_) compare(report, of_copies, gradients, values, state);
@@ -189,14 +193,14 @@ class VerifiedRank {
   // Called before the oracle computes the same step.
   void take_routing() {
     if (!replays_routing(job_)) return;
-    const auto routing = std::make_shared<const Routing>(read_routing(trainer_));
+    const auto routing = std::make_shared<const Routing>(read_routing(state_));
     replayed_.leaving += routing->leaving;
     replayed_.imbalance = std::max(replayed_.imbalance, routing->imbalance);
     for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy)
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
 
-  int trained_copies() const { return trainer_.strategy().layout().local_updates ? trainer_.strategy().copies() : 1; }
+  int trained_copies() const { return state_.strategy().layout().local_updates ? state_.strategy().copies() : 1; }
 
   // Gradient norm of each replica, as reported by its first rank.
   std::vector<double> norms(const StepReport& report) {
@@ -209,9 +213,9 @@ class VerifiedRank {
 
   std::vector<int64_t> counts_now() {
     std::vector<int64_t> out;
-    for (const Communicator* axis : trainer_.communicators())
+    for (const Communicator* axis : state_.communicators())
       for (const OpCount& c : axis->counts()) out.insert(out.end(), {c.calls, c.sent});
-    const OpCount& copied = trainer_.strategy().copied();
+    const OpCount& copied = state_.strategy().copied();
     out.insert(out.end(), {copied.calls, copied.sent});
     return out;
   }
@@ -222,7 +226,7 @@ class VerifiedRank {
     for (size_t i = 0; i < now.size(); ++i) counts_[i] += now[i] - before[i];
   }
 
-  void note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
+  void note_peaks() { peak_ = std::max(peak_, state_.arena->total().peak); }
 
   // Copies tensors to memory that does not count as the rank's.
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const {
@@ -239,16 +243,16 @@ class VerifiedRank {
   void look_at_copies() {
     std::string cause;
     try {
-      check_replicas(trainer_);
+      check_replicas(state_);
     } catch (const Error& e) {
       if (e.status() != Status::communication || dynamic_cast<const CommError*>(&e)) throw;
       cause = e.what();
     }
-    if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
+    if (state_.groups.world.max(cause.empty() ? 0 : 1) == 0) return;
     note_copies(cause);
-    for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
-      const std::vector<NamedTensor> values = full_values(trainer_, copy), state = full_state(trainer_, copy);
-      if (oracle_) compare_replica(trainer_.steps_done(), values, state, copy);
+    for (int copy = 1; trained_copies() == 1 && copy < state_.strategy().copies(); ++copy) {
+      const std::vector<NamedTensor> values = full_values(state_, copy), state = full_state(state_, copy);
+      if (oracle_) compare_replica(state_.steps_done(), values, state, copy);
     }
   }
 
@@ -258,7 +262,7 @@ class VerifiedRank {
     letters.resize(kLength);
     const std::vector<int32_t> all = gathered(letters);
     if (!oracle_) return;
-    if (result_.seen.copies_step == 0) result_.seen.copies_step = trainer_.steps_done();
+    if (result_.seen.copies_step == 0) result_.seen.copies_step = state_.steps_done();
     for (auto from = all.begin(); from != all.end(); from += kLength) {
       std::string text(from, std::find(from, from + kLength, 0));
       std::vector<std::string>& known = result_.seen.copies;
@@ -268,10 +272,10 @@ class VerifiedRank {
 
   template <class T>
   std::vector<T> gathered(const std::vector<T>& own) {
-    const ArenaPtr host = trainer_.arena()->host();
+    const ArenaPtr host = state_.arena->host();
     const Tensor mine = Tensor::of<T>(own, {std::ssize(own)}, host);
-    const Tensor all = Tensor::empty({std::ssize(own) * trainer_.world().size()}, mine.dtype(), host);
-    trainer_.world().all_gather(mine, all);
+    const Tensor all = Tensor::empty({std::ssize(own) * state_.groups.world.size()}, mine.dtype(), host);
+    state_.groups.world.all_gather(mine, all);
     return all.to_vector<T>();
   }
 
@@ -314,7 +318,7 @@ class VerifiedRank {
                        int copy) {
     Reference& reference = oracle_->of(copy);
     const int rank_of_copy =
-        copy * trainer_.data_axis().size() / trainer_.strategy().copies() * static_cast<int>(job_.plan.tp);
+        copy * state_.groups.data.size() / state_.strategy().copies() * static_cast<int>(job_.plan.tp);
     comparison_->exactly();
     comparison_->tensors({.step = step,
                           .kind = TensorDifference::Kind::parameter,
@@ -367,13 +371,17 @@ class VerifiedRank {
   }
 
   void finish() {
-    Communicator& world = trainer_.world();
-    const auto held = [&](Category c) { return trainer_.arena()->usage(c).live; };
-    const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients),
-                                       held(Category::optimizer),  peak_,
-                                       trainer_.peak_in_flight(),  given_->step,
-                                       given_->sequence,           given_->sequences};
-    const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, trainer_.arena()->host());
+    Communicator& world = state_.groups.world;
+    const auto held = [&](Category c) { return state_.arena->usage(c).live; };
+    const std::vector<int64_t> mine = {held(Category::parameters),
+                                       held(Category::gradients),
+                                       held(Category::optimizer),
+                                       peak_,
+                                       state_.part().runtime().peak_in_flight(),
+                                       given_->step,
+                                       given_->sequence,
+                                       given_->sequences};
+    const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, state_.arena->host());
     const Tensor maximum = counts.clone();
     world.all_reduce(counts);
     world.all_reduce(maximum, Reduction::max);
@@ -389,7 +397,7 @@ class VerifiedRank {
     }
     const int64_t* c = counts.data<int64_t>();
     const int64_t* busiest = maximum.data<int64_t>();
-    for (const Communicator* axis : trainer_.communicators())
+    for (const Communicator* axis : state_.communicators())
       for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
         if (c[0] > 0)
           result_.sent.push_back({axis->axis(), std::string(to_string(static_cast<Op>(op))), c[0], c[1], busiest[1]});
@@ -417,13 +425,14 @@ class VerifiedRank {
   int64_t library_workspace() {
     if (job_.plan.device != Device::cuda) return 0;
     const PlanSizes sizes(job_);
-    const int64_t scores = sizes.sequences * trainer_.full_model().config.heads * sizes.tokens * sizes.tokens;
+    const int64_t scores = sizes.sequences * state_.full_model().config.heads * sizes.tokens * sizes.tokens;
     return std::max(cuda::kMaxWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
   }
 
   const TrainConfig& job_;
   std::shared_ptr<Given> given_ = std::make_shared<Given>();
   Trainer trainer_;
+  TrainState& state_ = trainer_.state();
   const VerifyHooks& hooks_;
   VerifyResult& result_;
   std::unique_ptr<Replicas> oracle_;

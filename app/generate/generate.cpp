@@ -224,9 +224,9 @@ void report_unread(const std::string& which, const Asked& asked, int64_t context
 }
 
 // Generates and prints a text per prompt. Collective: all ranks receive the first text.
-std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& shard, const Prompts& prompts,
+std::string write_texts(const Inference& model, const GenerateOptions& o, TrainState& shard, const Prompts& prompts,
                         uint64_t seed) {
-  Communicator& world = shard.world();
+  Communicator& world = shard.groups.world;
   const SampleOptions options{.temperature = o.temperature,
                               .top_k = o.top_k,
                               .top_p = o.top_p,
@@ -262,7 +262,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.run.config.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
     const int root =
-        shard.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.config.plan.dp)), 0, 0});
+        shard.groups.mesh.rank_at({0, static_cast<int>(p % static_cast<size_t>(model.run.config.plan.dp)), 0, 0});
     const std::string one = json ? to_json(prompts.texts[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string full = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
     if (prints && !streams) print(full);
@@ -377,7 +377,7 @@ std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communica
   const TrainConfig& job = inference.run.config;
   auto shard = std::make_unique<Trainer>(
       job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
-  read_values(shard->strategy().resident_units(), first_weights(inference.from, job.model));
+  read_values(shard->state().strategy().resident_units(), first_weights(inference.from, job.model));
   world.barrier();
   return shard;
 }
@@ -396,7 +396,7 @@ int run(const GenerateOptions& o) {
   launch(launch_options("generate", model.run, model.run.config.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> shard = inference_trainer(model, world);
     if (!o.chat) {
-      write_texts(model, o, *shard, prompts, static_cast<uint64_t>(o.seed));
+      write_texts(model, o, shard->state(), prompts, static_cast<uint64_t>(o.seed));
       return;
     }
     Conversation conversation = initial;
@@ -405,7 +405,7 @@ int run(const GenerateOptions& o) {
       if (!line) return;
       const Asked asked = conversation.asked(*line);
       if (world.rank() == 0) report_unread("the conversation", asked, model.run.config.model.context);
-      conversation.add(*line, write_texts(model, o, *shard, {{*line}, {asked}, false}, seed));
+      conversation.add(*line, write_texts(model, o, shard->state(), {{*line}, {asked}, false}, seed));
     }
   });
   return 0;

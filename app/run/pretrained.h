@@ -14,6 +14,7 @@
 #include "train/checkpoint/state.h"
 #include "train/memory.h"
 #include "train/run/directory.h"
+#include "train/trainer.h"
 
 namespace tessera {
 

@@ -262,20 +262,21 @@ Ordered model_json(const TrainConfig& o, LanguageModel& model) {
           {"parameters", model.parameter_count()}};
 }
 
-Ordered plan_json(const TrainConfig& o, Trainer& trainer) {
-  const Schedule& s = trainer.schedule();
+Ordered plan_json(const TrainCall& call, TrainState& train) {
+  const TrainConfig& o = call.command.config;
+  const Schedule& s = train.part().runtime().schedule();
   Ordered axes = Ordered::object();
-  for (const MeshAxis& a : trainer.mesh().axes()) axes[a.name] = a.size;
+  for (const MeshAxis& a : train.groups.mesh.axes()) axes[a.name] = a.size;
   return {
-      {"ranks", trainer.world().size()},
+      {"ranks", train.groups.world.size()},
       {"axes", axes},
-      {"strategy", trainer.strategy().name()},
-      {"shard_ranks", trainer.job().plan.shard_ranks},
-      {"backend", value_name(trainer.job().plan.backend)},
+      {"strategy", train.strategy().name()},
+      {"shard_ranks", train.job.plan.shard_ranks},
+      {"backend", value_name(train.job.plan.backend)},
       {"all_reduce", value_name(o.plan.all_reduce)},
       {"recompute", value_name(o.plan.recompute)},
       {"batch", o.optim.batch},
-      {"tokens_per_step", trainer.tokens_per_step()},
+      {"tokens_per_step", tokens_per_step(call.command.config, call.sequences)},
       {"threads_per_rank", cpu::threads()},
       {"schedule", {{"name", s.name}, {"stages", s.stages}, {"microbatches", s.microbatches}, {"text", to_text(s)}}}};
 }
@@ -294,8 +295,7 @@ Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const Run
   return ranks;
 }
 
-Ordered report_json(const TrainConfig& config, Trainer& trainer, const RunUsage& usage,
-                    const std::vector<RankLog>& logs) {
+Ordered report_json(const TrainCall& call, TrainState& train, const RunUsage& usage, const std::vector<RankLog>& logs) {
   const CoreUsage core_usage = count_cores(logs);
   Ordered sent = Ordered::array();
   for (const SentBytes& s : usage.sent)
@@ -303,13 +303,13 @@ Ordered report_json(const TrainConfig& config, Trainer& trainer, const RunUsage&
   return {
       {"format", 1},
       {"written", fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(std::time(nullptr)))},
-      {"steps", trainer.steps_done()},
-      {"model", model_json(config, trainer.full_model())},
-      {"plan", plan_json(config, trainer)},
+      {"steps", train.steps_done()},
+      {"model", model_json(call.command.config, train.full_model())},
+      {"plan", plan_json(call, train)},
       {"processors", {{"cores", core_usage.cores}, {"threads", core_usage.threads}, {"shared", core_usage.shared()}}},
       {"clock", align(logs).text},
-      {"kept", recorded_steps(logs[0].steps, trainer.steps_done())},
-      {"ranks", ranks_json(logs, trainer.mesh(), usage)},
+      {"kept", recorded_steps(logs[0].steps, train.steps_done())},
+      {"ranks", ranks_json(logs, train.groups.mesh, usage)},
       {"sent", sent}};
 }
 
@@ -390,10 +390,10 @@ RunTrace::~RunTrace() {
   if (trace_) world_.set_trace(nullptr);  // the communicator outlives this object
 }
 
-void RunTrace::stop(Trainer& trainer) {
+void RunTrace::stop(TrainState& train) {
   if (!trace_) return;
-  for (Communicator* axis : trainer.communicators()) axis->set_trace(nullptr);
-  log_ = describe_rank(*trainer.arena());
+  for (Communicator* axis : train.communicators()) axis->set_trace(nullptr);
+  log_ = describe_rank(*train.arena);
   log_.origin = trace_->origin();
   log_.events = trace_->events();
   for (TraceEvent& wait : trace_->waits()) log_.events.push_back(std::move(wait));
@@ -401,15 +401,15 @@ void RunTrace::stop(Trainer& trainer) {
   log_.memory = trace_->memory();
 }
 
-bool RunTrace::write(const TrainCall& call, Trainer& trainer, const RunUsage& usage) {
+bool RunTrace::write(const TrainCall& call, TrainState& train, const RunUsage& usage) {
   if (!trace_) return false;
   const std::vector<RankLog> logs = gather_logs(world_, std::move(log_));
   if (world_.rank() != 0) return true;
   std::vector<std::string> names;
-  for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(trainer.mesh(), r));
+  for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(train.groups.mesh, r));
   const std::filesystem::path& path = call.directory.path();
-  write_file(path / "trace.json", timeline_json(logs, names, recorded_steps(logs[0].steps, trainer.steps_done())));
-  write_file(path / "report.json", report_json(call.command.config, trainer, usage, logs).dump(1) + "\n");
+  write_file(path / "trace.json", timeline_json(logs, names, recorded_steps(logs[0].steps, train.steps_done())));
+  write_file(path / "report.json", report_json(call, train, usage, logs).dump(1) + "\n");
   return true;
 }
 

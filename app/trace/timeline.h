@@ -60,9 +60,9 @@ class RunTrace {
 
   Trace* get() { return trace_ ? &*trace_ : nullptr; }
   // Excludes the exchange of run statistics from the log.
-  void stop(Trainer& trainer);
+  void stop(TrainState& train);
   // Collective, after stop(); rank 0 writes the files. Returns whether tracing was enabled. Throws OutputError.
-  bool write(const TrainCall& call, Trainer& trainer, const RunUsage& usage);
+  bool write(const TrainCall& call, TrainState& train, const RunUsage& usage);
 
  private:
   Communicator& world_;

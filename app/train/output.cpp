@@ -13,7 +13,6 @@
 
 #include "app/plan_json.h"
 #include "app/resolve.h"
-#include "app/signals.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -38,7 +37,7 @@ Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apar
 
 // Attention kernels, CUDA graph captures and replays or why there were none, and fused epilogues of rank 0's GPU.
 Ordered gpu_json(const TrainOutput::Facts& f) {
-  const auto& log = f.arena->local<KernelLog>();
+  const auto& log = f.usage.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
   return {{"name", describe_device()},
           {"attention",
@@ -88,9 +87,6 @@ TrainOutput::TrainOutput(const TrainCall& call)
       plan_(config_.plan),
       run_(call.directory.path()),
       progress_(Progress::for_stderr(config_.optim.steps, options_.quiet)) {}
-
-bool TrainOutput::wants_stop() { return interrupted() != 0; }
-bool TrainOutput::wants_save() { return take_save_request(); }
 
 void TrainOutput::begin(const RunStart& start) {
   for (const std::filesystem::path& path : call_.directory.removed())

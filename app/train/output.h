@@ -22,6 +22,7 @@ struct TrainCall {
   const TrainCommand& command;
   const Dataset& dataset;
   const RunDirectory& directory;
+  const Sequences& sequences;
 };
 
 // Progress and summary for the user, and JSON records (--format json).
@@ -29,8 +30,6 @@ class TrainOutput final : public RunObserver {
  public:
   explicit TrainOutput(const TrainCall& call);
 
-  bool wants_stop() override;
-  bool wants_save() override;
   void begin(const RunStart& start) override;
   void step(const StepReport& report, const std::string& record) override;
   void validated(int64_t step, const Validation& found, const std::string& record) override;
@@ -43,7 +42,6 @@ class TrainOutput final : public RunObserver {
     double rank_peak_flops = 0;  // measured_peak_flops() of one rank
     std::string strategy = {};
     RunUsage usage = {};
-    ArenaPtr arena = {};
     StepGraph::Record graph = {};
     std::string no_graph = {};               // empty if CUDA graphs are enabled
     std::optional<double> predicted_s = {};  // step time, if this machine was calibrated

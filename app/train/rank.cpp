@@ -11,12 +11,12 @@
 
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
-#include "app/signals.h"
 #include "app/trace/timeline.h"
 #include "app/train/train.h"
 #include "models/sample.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 
@@ -80,7 +80,7 @@ std::string sample_text(const TrainCall& call, const ModelConfig& config) {
                               .vocab = call.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written += text.add(token);
-    return interrupted() == 0;
+    return SignalRequests::stop() == 0;
   });
   written += text.end();
   return call.dataset.val_examples ? written : complete_sentences(written);
@@ -93,7 +93,7 @@ void add_to_summary(const TrainCall& call, LanguageModel& model, TrainOutput::Fa
       facts.tokens_per_step / call.command.config.optim.batch;  // rows of examples are shorter than the context
   facts.flops_per_token = model.training_flops() - 12 * static_cast<double>(c.layers) * c.keys() *
                                                        static_cast<double>(c.attended() - std::min(c.attended(), row));
-  facts.rank_peak_flops = measured_peak_flops(call.command.config.optim.dtype, facts.arena);
+  facts.rank_peak_flops = measured_peak_flops(call.command.config.optim.dtype, facts.usage.arena);
   facts.no_graph =
       with_options(no_graph_because(call.command.config, call.command.options.trace, call.dataset.has_examples()));
   facts.sample = sample_text(call, model.config);
@@ -116,13 +116,13 @@ std::string complete_sentences(const std::string& text) {
              : text;
 }
 
-int train_rank(const TrainCall& call, const Sequences& sequences, Communicator& world) {
+int train_rank(const TrainCall& call, Communicator& world) {
   const TrainConfig& config = call.command.config;
   RunTrace trace(call.command.options, world);
   TrainOutput output(call);
   RunSetup setup{.config = config,
                  .directory = call.directory,
-                 .sequences = sequences,
+                 .sequences = call.sequences,
                  .dataset = &call.dataset,
                  .trace = trace.get(),
                  .set = &call.command.set};
@@ -135,26 +135,26 @@ int train_rank(const TrainCall& call, const Sequences& sequences, Communicator& 
   const bool first = world.rank() == 0;
   if (first && result.stopped) output.stopped(result);
   Trainer* const trainer = run.trainer().synchronous();
-  if (trainer) trace.stop(*trainer);
+  if (trainer) trace.stop(trainer->state());
   const RunUsage usage = run.usage();
-  const ExpertLoad experts = trainer ? expert_load(*trainer) : ExpertLoad();
-  if (trainer && trace.write(call, *trainer, usage) && first)
+  const ExpertLoad experts = trainer ? expert_load(trainer->state()) : ExpertLoad();
+  if (trainer && trace.write(call, trainer->state(), usage) && first)
     output.message(fmt::format("timeline written; show it with tessera report {}", call.directory.path().string()));
-  if (result.stopped) return status_of_interruption();
+  if (result.stopped) return SignalRequests::exit_status();
   if (!first) return 0;
   if (!result.note.empty()) output.message(result.note);
   LanguageModel& model = run.trainer().full_model();
   TrainOutput::Facts facts{.steps = result.steps,
-                           .tokens_per_step = run.trainer().tokens_per_step(),
-                           .strategy = std::string(run.trainer().strategy()),
+                           .tokens_per_step = tokens_per_step(config, call.sequences),
+                           .strategy = trainer ? std::string(trainer->state().strategy().name())
+                                               : std::string(value_name(DataMode::ps_async)),
                            .usage = usage,
-                           .arena = run.trainer().arena(),
                            .graph = trainer ? trainer->step_record() : StepGraph::Record(),
                            .predicted_s = predict_step_time(call, model.config),
                            .experts = experts};
   add_to_summary(call, model, facts);
   output.summary(facts, [&](const std::string& record) { run.append(record); });
-  return interrupted() != 0 ? status_of_interruption() : 0;
+  return SignalRequests::stop() != 0 ? SignalRequests::exit_status() : 0;
 }
 
 }  // namespace tessera

@@ -25,11 +25,11 @@
 
 #include "app/output.h"
 #include "app/resolve.h"
-#include "app/signals.h"
 #include "base/json.h"
 #include "base/process.h"
 #include "parallel/comm/wait.h"
 #include "train/run/directory.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 
@@ -108,16 +108,16 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    const GracefulStopScope graceful_stop;  // the first signal is forwarded to the program, whose end is awaited
+    const SignalRequests signals;  // the first signal is forwarded to the program, whose end is awaited
     for (int64_t number = 1;; ++number) {
       const Plan plan = plan_now();
       if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
       const Ended e = start(plan);
       before_ = plan;
       if (number > 1) starting_s_ += e.starting_s;
-      if (interrupted() != 0 || !is_retryable(e.status)) {
+      if (SignalRequests::stop() != 0 || !is_retryable(e.status)) {
         if (e.status == 0 && restarts_ > 0) report_total();
-        return interrupted() != 0 && e.status != 0 ? status_of_interruption() : e.status;
+        return SignalRequests::stop() != 0 && e.status != 0 ? SignalRequests::exit_status() : e.status;
       }
       report_failure(e, number, plan);
       repeated_ += e.step - e.from, again_s_ += e.again_s;
@@ -193,8 +193,8 @@ class Launcher {
     std::optional<int> status;
     bool notified = false;
     for (uintmax_t records = size_of_records(run_); !(status = program->ended()); std::this_thread::sleep_for(kLook)) {
-      if (interrupted() != 0 && !std::exchange(notified, true)) program->signal(interrupted());
-      if (take_save_request()) program->signal(SIGUSR1);
+      if (SignalRequests::stop() != 0 && !std::exchange(notified, true)) program->signal(SignalRequests::stop());
+      if (SignalRequests::take_save()) program->signal(SIGUSR1);
       if (const uintmax_t now = size_of_records(run_); !first && now != records) {
         if (now > records) first = Clock::now();
         records = now;  // smaller if records of repeated steps were dropped
@@ -216,7 +216,8 @@ class Launcher {
       say(fmt::format("terminated {} remaining {} of the last start", ranks, ranks == 1 ? "process" : "processes"));
     if (o_.rank.value_or(0) > 0) return;  // rank 0 holds the lock
     AwakeTimer timer;
-    for (bool notified = false; RunLock::is_held(run_) && timer.seconds() < config_.plan.timeout && interrupted() == 0;
+    for (bool notified = false;
+         RunLock::is_held(run_) && timer.seconds() < config_.plan.timeout && SignalRequests::stop() == 0;
          std::this_thread::sleep_for(std::chrono::milliseconds(100)))
       if (!std::exchange(notified, true))
         say(fmt::format("waiting for {}, which is still writing to {}", RunLock::read(run_), run_.string()));

@@ -14,9 +14,9 @@
 #include "app/commands.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
-#include "app/signals.h"
 #include "models/families.h"
 #include "train/dump.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 
@@ -206,8 +206,8 @@ int TrainProcess::run_as_rank() {
     world.reset_counts();
     made = directory->path();
     const Sequences sequences = make_sequences(*dataset);
-    const GracefulStopScope graceful_stop;
-    status = train_rank({command_, *dataset, *directory}, sequences, world);
+    const SignalRequests signals;
+    status = train_rank({command_, *dataset, *directory, sequences}, world);
   });
   return status;
 }
@@ -223,11 +223,11 @@ int TrainProcess::run() {
   const Dataset dataset = prepare_data(command_.options.quiet);
   const Sequences sequences = make_sequences(dataset);
   check_memory(dataset, {.ranks = config_.plan.ranks()});
-  const GracefulStopScope graceful_stop;
+  const SignalRequests signals;
   const RunDirectory directory = open_directory();
   int status = 0;
   launch(launch_options([&] { return directory.path(); }), [&](Communicator& world) {
-    const int rank_status = train_rank({command_, dataset, directory}, sequences, world);
+    const int rank_status = train_rank({command_, dataset, directory, sequences}, world);
     if (world.rank() == 0) status = rank_status;
   });
   return status;

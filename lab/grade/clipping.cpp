@@ -69,7 +69,7 @@ struct Counted {
 std::vector<Counted> count_ones(const TrainConfig& job) {
   return on_job_ranks(job, [&](Trainer& trainer) {
     Counted mine;
-    const std::vector<FlatUnit>& shards = trainer.strategy().shards();
+    const std::vector<FlatUnit>& shards = trainer.state().strategy().shards();
     if (job.plan.tp > 1)
       for (const Slot& slot : shards.back().slots) slot.parameter->shard.axis = kOtherAxis;
     for (const FlatUnit& shard : shards) {
@@ -84,11 +84,12 @@ std::vector<Counted> count_ones(const TrainConfig& job) {
           here += static_cast<double>(own.size());
           if (slot.parameter->shard.axis != "tp") replicated += static_cast<double>(own.size());
         }
-      const Tensor sums = Tensor::empty({norm_blocks(shard.grads.numel())}, DType::float64, trainer.strategy().arena());
+      const Tensor sums =
+          Tensor::empty({norm_blocks(shard.grads.numel())}, DType::float64, trainer.state().strategy().arena());
       block_sums(shard.grads, sums);
       blocks = to_doubles(sums);
     }
-    mine.found = unit_sums(trainer.strategy(), &trainer.mesh()["tp"]);
+    mine.found = unit_sums(trainer.state().strategy(), &trainer.state().groups.mesh["tp"]);
     return mine;
   });
 }
@@ -174,7 +175,7 @@ void check_ones(Grading& grading, const TrainConfig& job) {
 void check_step(Grading& grading, const TrainConfig& job, double tolerance) {
   const auto norm = [](Trainer& t) {
     std::vector<double> out{t.compute_gradients().grad_norm};
-    for (const double sum : unit_sums(t.strategy(), &t.mesh()["tp"])) out.push_back(sum);
+    for (const double sum : unit_sums(t.state().strategy(), &t.state().groups.mesh["tp"])) out.push_back(sum);
     return out;
   };
   const auto found = grading.ask(static_cast<int>(job.plan.ranks()), [&] { return on_job_ranks(job, norm); });

@@ -36,17 +36,18 @@ DeviceScalar PipelineRuntime::step() {
 }
 
 void PipelineRuntime::perform(const Action& action) {
-  const auto [what, stage, microbatch] = action;
+  const PassKind what = action.what;
+  const int stage = action.stage, microbatch = action.microbatch;
   if (what <= PassKind::W) stages_.enter(stage, microbatch);
   switch (what) {
     case PassKind::F:
       return forward(stage, microbatch);
     case PassKind::B:
-      return backward(stage, microbatch, false);
+      return accumulate(stage, microbatch, [&] { backward(stage, microbatch, false); });
     case PassKind::I:
       return backward(stage, microbatch, true);
     case PassKind::W:
-      return weights(stage, microbatch);
+      return accumulate(stage, microbatch, [&] { at(stage, microbatch).deferred.run(); });
     default:
       return message(action);
   }
@@ -79,7 +80,6 @@ void PipelineRuntime::forward(int stage, int microbatch) {
 void PipelineRuntime::backward(int stage, int microbatch, bool split) {
   MicrobatchState& here = at(stage, microbatch);
   const bool last = stage + 1 == schedule_.stages;
-  if (!split) stages_.begin_gradients(stage, microbatch);
   {
     const Var root = std::exchange(here.root, Var());
     tessera::backward(root, {.seed = std::exchange(last ? here.seed : here.gradient, Tensor()),
@@ -94,15 +94,10 @@ void PipelineRuntime::backward(int stage, int microbatch, bool split) {
                   "; expected a gradient of this dtype");
     (schedule_.crosses(stage - 1) ? here.input_grad : at(stage - 1, microbatch).gradient) = std::move(gradient);
   }
-  if (split) return;
-  stages_.end_gradients(stage, microbatch);
-  --in_flight_;
 }
 
-void PipelineRuntime::weights(int stage, int microbatch) {
-  stages_.begin_gradients(stage, microbatch);
-  at(stage, microbatch).deferred.run();
-  stages_.end_gradients(stage, microbatch);
+void PipelineRuntime::accumulate(int stage, int microbatch, const std::function<void()>& pass) {
+  stages_.accumulate(stage, microbatch, pass);
   --in_flight_;
 }
 

@@ -12,6 +12,7 @@
 // accumulate the gradients of micro-batches in ascending order, so results are bitwise identical to one rank that
 // processes them sequentially.
 #pragma once
+#include <functional>
 #include <map>
 
 #include "autograd/var.h"
@@ -37,9 +38,8 @@ class Stages : NotCopied {
   virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
   // Allocates the input that `stage` receives.
   virtual Tensor make_activation(int stage, int microbatch) = 0;
-  // Enclose each pass that accumulates weight gradients (B or W).
-  virtual void begin_gradients(int stage, int microbatch) = 0;
-  virtual void end_gradients(int stage, int microbatch) = 0;
+  // Runs a pass that accumulates weight gradients (B or W).
+  virtual void accumulate(int stage, int microbatch, const std::function<void()>& pass) = 0;
 };
 
 class PipelineRuntime {
@@ -73,7 +73,7 @@ class PipelineRuntime {
   void perform(const Action& action);
   void forward(int stage, int microbatch);
   void backward(int stage, int microbatch, bool split);
-  void weights(int stage, int microbatch);
+  void accumulate(int stage, int microbatch, const std::function<void()>& pass);
   void message(const Action& action);
   MicrobatchState& at(int stage, int microbatch) { return states_[{stage, microbatch}]; }
   int stage_rank(int stage) const { return schedule_.rank_of_stage[static_cast<size_t>(stage)]; }

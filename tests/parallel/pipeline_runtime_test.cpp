@@ -2,7 +2,9 @@
 // sequentially; messages and memory match the closed forms and the simulation.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/layers.h"
@@ -67,7 +69,7 @@ class TestStages : public Stages {
     for (int s = 0; s < static_cast<int>(chain.layers.size()); ++s)
       for (const Parameter* p : chain.layers[static_cast<size_t>(s)]->parameters())
         Var(p->var).on_grad([this, s] {
-          EXPECT_EQ(open_, s) << "a gradient came outside begin_gradients() and end_gradients()";
+          EXPECT_EQ(open_, s) << "a gradient came outside accumulate()";
           ++arrived;
         });
   }
@@ -78,10 +80,10 @@ class TestStages : public Stages {
     return finish(y, microbatch, variant_);
   }
   Tensor make_activation(int, int) override { return Tensor::empty({kTokens, kChannels}, DType::float32, arena_); }
-  void begin_gradients(int stage, int) override { open_ = stage; }
-  void end_gradients(int stage, int) override {
-    EXPECT_EQ(open_, stage);
-    open_ = -1;
+  void accumulate(int stage, int, const std::function<void()>& pass) override {
+    open_ = stage;
+    pass();
+    EXPECT_EQ(std::exchange(open_, -1), stage);
   }
   int arrived = 0;
 
@@ -199,8 +201,7 @@ struct Scaling : Stages {
     return stage < 2 ? StageOutput{.value = y} : StageOutput{.value = y, .seed = normal("target", 0, arena)};
   }
   Tensor make_activation(int, int) override { return Tensor::empty({kTokens, kChannels}, DType::float32, arena); }
-  void begin_gradients(int, int) override {}
-  void end_gradients(int, int) override {}
+  void accumulate(int, int, const std::function<void()>& pass) override { pass(); }
 };
 
 TEST(PipelineRuntime, RetainsOnlyTensorsSavedByOps) {

@@ -202,9 +202,9 @@ Values one_rank(TrainConfig job, int64_t step) {
   job.plan = {.threads_per_rank = 1};
   Values out;
   train(job, make_sequences(job), 0, [&](Trainer& trainer, Communicator&) {
-    trainer.set_done(step, step);
+    trainer.state().set_done(step, step);
     const double loss = trainer.compute_gradients(StepRequest::none).loss;
-    out = seen(loss, trainer.strategy().shards());
+    out = seen(loss, trainer.state().strategy().shards());
   });
   return out;
 }
@@ -335,7 +335,7 @@ class ValidationTest : public testing::Test {
       const Sequences sequences = synthetic_sequences(kVocab, kContext, job.optim.batch, 1);
       const auto each = [&](auto& trainer) {
         for (const TokenFile& split : splits_)
-          out[static_cast<size_t>(world.rank())].push_back(*trainer.mean_loss(split, {}));
+          out[static_cast<size_t>(world.rank())].push_back(*trainer.mean_loss(Windows(split, kContext), {}));
       };
       if (job.plan.dp_mode == DataMode::ps_async) {
         AsyncTrainer trainer(job, sequences, world);
@@ -343,7 +343,7 @@ class ValidationTest : public testing::Test {
         return each(trainer);
       }
       Trainer trainer(job, sequences, world);
-      read_values(trainer.strategy().resident_units(), make_source(values));
+      read_values(trainer.state().strategy().resident_units(), make_source(values));
       each(trainer);
     });
     return out;

@@ -69,8 +69,8 @@ TrainConfig make_job(const Plan& plan) {
 // Other activities between steps: validation, and gathering of everything that is saved.
 void run_outside_steps(Trainer& trainer, const TokenFile& split) {
   trainer.mean_loss(split);
-  full_values(trainer);
-  full_state(trainer);
+  full_values(trainer.state());
+  full_state(trainer.state());
 }
 
 class Growth : public test::OneThread {
@@ -84,16 +84,16 @@ class Growth : public test::OneThread {
       for (int64_t step = 1; step <= kLate; ++step) {
         trainer.step();
         if (step == kEarly || step == kLate) {
-          const std::vector<int64_t> now = live(trainer.arena());
+          const std::vector<int64_t> now = live(trainer.state().arena);
           EXPECT_TRUE(step == kEarly || now == early) << "rank " << world.rank() << ": " << testing::PrintToString(now)
                                                       << " after " << testing::PrintToString(early);
           if (step == kEarly) {
             early = now;
-            footprint = trainer.arena()->footprint();
+            footprint = trainer.state().arena->footprint();
           }
           // The footprint may grow slightly, because buffers allocated while a message is in flight are placed
           // elsewhere.
-          EXPECT_LE(trainer.arena()->footprint(), footprint + footprint / 2) << "rank " << world.rank();
+          EXPECT_LE(trainer.state().arena->footprint(), footprint + footprint / 2) << "rank " << world.rank();
         }
         if (step % 9 == 2) run_outside_steps(trainer, split_);
       }
@@ -170,9 +170,8 @@ TEST_F(Growth, LiveBytesOfAsyncWorkersAreConstant) {
       trainer.server().run(steps,
                            {.step = [&](int worker, int64_t clock) { return trainer.worker_step(worker, clock); }});
       if (steps == kEarly) early = live(trainer.arena());
-      trainer.mean_loss(split(), {});
-      trainer.values();
-      trainer.state();
+      trainer.mean_loss(Windows(split(), kContext), {});
+      trainer.gather();
     }
     EXPECT_EQ(live(trainer.arena()), early) << world.rank();
   });

@@ -37,8 +37,7 @@ struct WrongStages : Stages {
   Tensor activation = {};
   StageOutput forward(int, int, const Var&) override { return output; }
   Tensor make_activation(int, int) override { return activation; }
-  void begin_gradients(int, int) override {}
-  void end_gradients(int, int) override {}
+  void accumulate(int, int, const std::function<void()>& pass) override { pass(); }
 };
 
 std::vector<WrongCall> wrong_calls() {

@@ -197,7 +197,7 @@ std::vector<WrongCall> wrong_step_calls() {
     const Step step(w, {});
     ModelStages(*step.model, *step.strategy, {});
   });
-  add("stages: no source", "take_from", [](Communicator& w, Sampler& d) {
+  add("stages: no source", "begin_step", [](Communicator& w, Sampler& d) {
     const Step step(w, {});
     ModelStages stages(*step.model, *step.strategy, {.layers = {{0, 2}}});
     d.between(0, 1) == 0 ? stages.enter(0, 0) : static_cast<void>(stages.forward(0, 0, Var()));
@@ -320,8 +320,14 @@ std::vector<WrongCall> wrong_step_calls() {
     Trainer(job_of_two(), sequences(), w)
         .mean_loss(Windows(TokenFile::from_tokens(tokens, 16, "s"), d.between(5, 9)), {});
   });
-  add("trainer: set_done", "steps",
-      [](Communicator& w, Sampler& d) { Trainer(job_of_two(), sequences(), w).set_done(negative(d), negative(d)); });
+  add("trainer: mean_loss of other tokens", "vocabulary", [](Communicator& w, Sampler& d) {
+    std::vector<int32_t> tokens(40);  // one rank of two reads the last window
+    tokens.back() = static_cast<int32_t>(d.between(16, 98));
+    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::from_tokens(tokens, 99, "split"));
+  });
+  add("trainer: set_done", "steps", [](Communicator& w, Sampler& d) {
+    Trainer(job_of_two(), sequences(), w).state().set_done(negative(d), negative(d));
+  });
   add("sequences: sizes", "vocab", [](auto&, Sampler& d) {
     synthetic_sequences(d.of({int64_t{0}, negative(d)}), 4, 4, 1);
   });

@@ -149,7 +149,7 @@ TEST(Configuration, LossesAreIdenticalUnderDataParallelPlans) {
     check(job);
     std::vector<double> out;
     train(job, 0, [&](Trainer& trainer, Communicator& world) {
-      EXPECT_EQ(trainer.job().plan, plan);
+      EXPECT_EQ(trainer.state().job.plan, plan);
       for (int64_t step = 0; step < job.optim.steps; ++step) {
         const double loss = trainer.step().loss;
         if (world.rank() == 0) out.push_back(loss);
@@ -200,9 +200,9 @@ TrainConfig small_job() {
 ExpertLoad expert_load(const TrainConfig& job) {
   ExpertLoad out;
   train(job, 2, [&](Trainer& trainer, Communicator& world) {
-    const ExpertLoad found = expert_load(trainer);
+    const ExpertLoad found = expert_load(trainer.state());
     if (world.rank() == 0) out = found;
-    EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // reset by the previous call
+    EXPECT_EQ(expert_load(trainer.state()).busiest().times, 0);  // reset by the previous call
   });
   return out;
 }
@@ -313,10 +313,10 @@ TrainConfig small_job(const Plan& plan) {
 // Runs two steps, modifies one value on rank `rank`, and compares replicas.
 std::string compared(const TrainConfig& job, int rank, const std::string& tensor) {
   const auto corrupt = [&](Trainer& trainer, Communicator& world) {
-    for (const TensorSlice& h : held_between_steps(trainer))
+    for (const TensorSlice& h : held_between_steps(trainer.state()))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
     const OpCounts before = world.counts();
-    check_replicas(trainer);
+    check_replicas(trainer.state());
     EXPECT_EQ(world.counts(), before);
   };
   return error_message([&] { train(job, job.optim.steps, corrupt); }, Status::communication);

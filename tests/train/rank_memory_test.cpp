@@ -35,10 +35,10 @@ struct Peak {
 std::vector<Peak> measured(const TrainConfig& job) {
   std::vector<Peak> out(static_cast<size_t>(job.plan.ranks()));
   train(job, job.optim.steps, [&](Trainer& trainer, Communicator& world) {
-    const auto live = [&](Category c) { return trainer.arena()->usage(c).live; };
+    const auto live = [&](Category c) { return trainer.state().arena->usage(c).live; };
     out[static_cast<size_t>(world.rank())] = {
         {live(Category::parameters), live(Category::gradients), live(Category::optimizer)},
-        trainer.arena()->total().peak};
+        trainer.state().arena->total().peak};
   });
   return out;
 }

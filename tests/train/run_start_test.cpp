@@ -105,7 +105,7 @@ Losses asynchronous(AsyncTrainer& trainer, const Weights* weights, Communicator&
   double first = 0;
   trainer.server().run(1,
                        {.step = [&](int worker, int64_t clock) { return first = trainer.worker_step(worker, clock); }});
-  const double loss = *trainer.mean_loss(squares(200), {});
+  const double loss = *trainer.mean_loss(Windows(squares(200), kContext), {});
   return {loss, world.sum(first) / static_cast<double>(world.size()), loss};
 }
 
@@ -119,10 +119,11 @@ Losses run_losses(const TrainConfig& job, const Weights* weights, const Sequence
       here = asynchronous(trainer, weights, world);
     } else {
       Trainer trainer(job, sequences, world);
-      if (weights) begin_with(trainer.strategy().resident_units(), trainer.optimizer(), reader_for(*weights));
+      if (weights)
+        begin_with(trainer.state().strategy().resident_units(), trainer.state().optimizer(), reader_for(*weights));
       here.loaded = trainer.mean_loss(split);
       here.first = trainer.step().loss;
-      while (trainer.steps_done() < job.plan.sync_every) trainer.step();
+      while (trainer.state().steps_done() < job.plan.sync_every) trainer.step();
       here.after_steps = trainer.mean_loss(split);
     }
     if (world.rank() == 0) out = here;
@@ -250,9 +251,9 @@ void expect_resumes(const TrainConfig& from, const TrainConfig& under) {
     if (world.rank() == 0) losses[0] = loss;
   });
   train(under, 0, [&](Trainer& trainer, Communicator& world) {
-    read_values(trainer.strategy().resident_units(), make_source(saved));
-    read_state(trainer, make_source(saved));
-    trainer.set_done(2, 2);
+    read_values(trainer.state().strategy().resident_units(), make_source(saved));
+    read_state(trainer.state(), make_source(saved));
+    trainer.state().set_done(2, 2);
     save(trainer, read);
     const double loaded = trainer.mean_loss(split);
     trainer.step();

@@ -24,9 +24,9 @@ File run(const TrainConfig& job, int64_t to, const File* start = nullptr, int64_
   File end;
   train(job, 0, [&](Trainer& trainer, Communicator&) {
     if (start) {
-      read_values(trainer.strategy().resident_units(), make_source(*start));
-      read_state(trainer, make_source(*start));
-      trainer.set_done(from, from);
+      read_values(trainer.state().strategy().resident_units(), make_source(*start));
+      read_state(trainer.state(), make_source(*start));
+      trainer.state().set_done(from, from);
     }
     for (int64_t i = from; i < to; ++i) trainer.step();
     save(trainer, end);
@@ -164,17 +164,18 @@ void expect_loss_of_synchronized_weights(TrainConfig job) {
   std::atomic<bool> changed = false;
   train(job, 3, [&](Trainer& trainer, Communicator& world) {
     std::vector<Tensor> before;
-    for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
+    for (const FlatUnit& unit : trainer.state().strategy().shards()) before.push_back(unit.values.clone());
     const double loss = trainer.mean_loss(tokens);
     for (size_t u = 0; u < before.size(); ++u)
-      if (!test::bitwise_equal(before[u].on_host(), trainer.strategy().shards()[u].values.on_host())) changed = true;
+      if (!test::bitwise_equal(before[u].on_host(), trainer.state().strategy().shards()[u].values.on_host()))
+        changed = true;
     save(trainer, saved);
     if (world.rank() == 0) found = loss;
   });
   EXPECT_FALSE(changed);
   job.plan = {.device = job.plan.device, .threads_per_rank = 1};
   train(job, 0, [&](Trainer& trainer, Communicator&) {
-    read_values(trainer.strategy().resident_units(), make_source(saved));
+    read_values(trainer.state().strategy().resident_units(), make_source(saved));
     expected = trainer.mean_loss(tokens);
   });
   EXPECT_NEAR(found, expected, 1e-6 * expected);
@@ -269,12 +270,12 @@ void expect_full_tensors(const SavedTensors& saved, const std::vector<NamedTenso
 
 // All state except the model, on rank 0; with local updates, each replica's state and values.
 std::vector<NamedTensor> full_states(Trainer& trainer) {
-  const bool apart = trainer.strategy().layout().local_updates;
-  std::vector<NamedTensor> out = full_state(trainer);
-  for (int copy = 0; apart && copy < trainer.strategy().copies(); ++copy) {
-    for (NamedTensor& t : full_values(trainer, copy))
+  const bool apart = trainer.state().strategy().layout().local_updates;
+  std::vector<NamedTensor> out = full_state(trainer.state());
+  for (int copy = 0; apart && copy < trainer.state().strategy().copies(); ++copy) {
+    for (NamedTensor& t : full_values(trainer.state(), copy))
       out.push_back({t.name + ".value" + suffix_of_copy(copy), t.tensor});
-    for (NamedTensor& t : full_state(trainer, copy))
+    for (NamedTensor& t : full_state(trainer.state(), copy))
       if (copy > 0 && !t.name.ends_with(".common") && !t.name.ends_with(".outer"))
         out.push_back({t.name + suffix_of_copy(copy), t.tensor});
   }
@@ -318,11 +319,11 @@ TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
     std::vector<NamedTensor> full_tensors, full_state_tensors;
     train(job, 1, [&](Trainer& trainer, Communicator& world) {
       const auto rank = static_cast<size_t>(world.rank());
-      const std::vector<TensorSlice> mine = own_values(trainer), mine_of_state = own_state(trainer);
+      const std::vector<TensorSlice> mine = own_values(trainer.state()), mine_of_state = own_state(trainer.state());
       held[rank] = to_string(saved_parts(mine)), held_state[rank] = to_string(saved_parts(mine_of_state));
       write_part(path(part_name("model", rank, values.size())), mine);
       write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
-      std::vector<NamedTensor> all = full_values(trainer), all_of_state = full_states(trainer);
+      std::vector<NamedTensor> all = full_values(trainer.state()), all_of_state = full_states(trainer);
       if (rank == 0) full_tensors = std::move(all), full_state_tensors = std::move(all_of_state);
     });
     for (size_t r = 0; r < values.size(); ++r) {

@@ -168,12 +168,12 @@ std::vector<Values> texts(uint64_t seed, int64_t ranks) {
   std::vector<Values> out(4);
   train({.model = kGpt, .optim = {.batch = kBatch}, .plan = {.dp = ranks, .threads_per_rank = 1}}, 0,
         [&](Trainer& trainer, Communicator&) {
-          for (const Parameter* p : trainer.model().parameters()) Tensor(p->var.value()).fill(0);
-          Generator(trainer).write({{1}, {1}, {1}, {1}}, 120, {.seed = seed, .vocab = 64},
-                                   [&](size_t t, int32_t token) {
-                                     out[t].push_back(token);
-                                     return true;
-                                   });
+          for (const Parameter* p : trainer.state().model().parameters()) Tensor(p->var.value()).fill(0);
+          Generator(trainer.state())
+              .write({{1}, {1}, {1}, {1}}, 120, {.seed = seed, .vocab = 64}, [&](size_t t, int32_t token) {
+                out[t].push_back(token);
+                return true;
+              });
         });
   return out;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "train/checkpoint/state.h"
+#include "train/trainer.h"
 
 namespace tessera {
 
@@ -48,7 +49,7 @@ FullTensors make_source(const std::map<std::string, std::vector<T>>& all) {
 using File = std::map<std::string, std::vector<std::byte>>;
 inline void save(Trainer& trainer, File& file) {
   static std::mutex one_at_a_time;
-  for (const auto& parts : {own_values(trainer), own_state(trainer)})
+  for (const auto& parts : {own_values(trainer.state()), own_state(trainer.state())})
     for (const TensorSlice& h : parts) {
       const std::lock_guard lock(one_at_a_time);
       const Tensor part = h.part.on_host().contiguous();

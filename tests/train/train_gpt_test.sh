@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kills examples/train_gpt.cpp at random steps, resumes it each time under another layout, and compares the final
-# parameters and optimizer state bitwise with those of an undisturbed run.
+# parameters and optimizer state bitwise with those of an undisturbed run. SIGINT saves and stops.
 # The command line then reads and continues the run.
 #   train_gpt_test.sh TRAIN_GPT TESSERA
 set -euo pipefail
@@ -30,6 +30,25 @@ for file in model optimizer; do
   cmp "$work/undisturbed/checkpoints/step-60/$file.safetensors" "$work/killed/checkpoints/step-60/$file.safetensors" ||
     fail "$file: different bits"
 done
+
+# SIGINT ends a run after its step, with a checkpoint of that step, which the next start continues.
+set -m  # background jobs do not ignore SIGINT
+"$program" "$work/interrupted" '{"dp": 2}' >"$work/log" 2>&1 &
+child=$!
+until grep -q '"event":"step"' "$work/interrupted/metrics.jsonl" 2>/dev/null; do
+  kill -0 "$child" || fail "$(cat "$work/log")"
+  sleep 0.002
+done
+kill -INT "$child"
+status=0
+wait "$child" || status=$?
+set +m
+step=$(sed -n 's/^stopped after step \([0-9]*\) .*/\1/p' "$work/log")
+((status == 130)) && [[ -n $step && -e $work/interrupted/checkpoints/step-$step/manifest.json ]] ||
+  fail "status $status after SIGINT: $(cat "$work/log")"
+"$program" "$work/interrupted" '{"dp": 2}' >"$work/log" 2>&1 || fail "$(cat "$work/log")"
+cmp "$work/undisturbed/checkpoints/step-60/model.safetensors" \
+  "$work/interrupted/checkpoints/step-60/model.safetensors" || fail "different bits after SIGINT"
 
 "$tessera" generate "$work/undisturbed" --tokens 20 --dtype fp32 >/dev/null
 "$tessera" train --resume --out "$work/killed" --steps 62 --quiet >/dev/null 2>"$work/log" || fail "$(cat "$work/log")"

@@ -126,15 +126,16 @@ TEST(Contract, UnusedParameterInSecondStepHasZeroGradient) {
     };
     std::atomic<int64_t> skipped = 0;  // elements
     const VerifyHooks hooks = {.summed = [&](Trainer& t) {
-      for (const FlatUnit& unit : t.strategy().shards())
+      for (const FlatUnit& unit : t.state().strategy().shards())
         for (const Slot& slot : unit.slots) {
           const std::string& name = slot.parameter->name;
           const int64_t begin = std::max(slot.begin, int64_t{0}), end = std::min(slot.end(), unit.grads.numel());
-          if (begin >= end || t.steps_done() > 1 || !(name.starts_with("blocks.1") || has(name, "blocks.0.mlp")))
+          if (begin >= end || t.state().steps_done() > 1 ||
+              !(name.starts_with("blocks.1") || has(name, "blocks.0.mlp")))
             continue;
           const std::vector<float> grads = unit.grads.narrow(0, begin, end - begin).to_vector<float>();
           const bool is_zero = std::ranges::count(grads, 0.F) == std::ssize(grads);
-          EXPECT_EQ(is_zero, t.steps_done() == 1) << options << ": " << name;
+          EXPECT_EQ(is_zero, t.state().steps_done() == 1) << options << ": " << name;
           if (is_zero) skipped += end - begin;
         }
     }};
@@ -350,8 +351,8 @@ TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
 TEST(Routing, WrongExpertChoicesExceedRoutingMargin) {
   TypedOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {
-    const int64_t context = t.full_model().config.context;
-    for (MixtureOfExperts* mixture : t.model().all<MixtureOfExperts>())
+    const int64_t context = t.state().full_model().config.context;
+    for (MixtureOfExperts* mixture : t.state().model().all<MixtureOfExperts>())
       mixture->set_choices([context](int64_t, int64_t sequences) {
         std::vector<int32_t> choices;
         for (int64_t i = 0; i < sequences * context; ++i) choices.insert(choices.end(), {0, 1});

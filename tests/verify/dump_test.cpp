@@ -37,11 +37,11 @@ std::vector<std::vector<double>> train(
   test::on_ranks(job, sequences_for(job), [&](Trainer& trainer) {
     first(trainer);
     if (step > 0) trainer.dump(step, directory);
-    while (trainer.steps_done() < job.optim.steps) {
+    while (trainer.state().steps_done() < job.optim.steps) {
       const StepReport report = trainer.step();
-      if (trainer.world().rank() == 0) out[0].push_back(report.loss);
+      if (trainer.state().groups.world.rank() == 0) out[0].push_back(report.loss);
     }
-    for (const NamedTensor& t : full_values(trainer)) out.push_back(test::to_doubles(t.tensor));
+    for (const NamedTensor& t : full_values(trainer.state())) out.push_back(test::host_values(t.tensor));
   });
   return out;
 }
@@ -165,7 +165,7 @@ TEST(Dump, IncompleteDumpIsAnError) {
   const Exchange directory;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
-    StepDump dump(trainer, 1, directory.path(""));
+    StepDump dump(trainer.state(), 1, directory.path(""));
     dump.begin(sequences_for(job));
     dump.finish(0);
   };
@@ -194,10 +194,10 @@ TEST(Dump, MatchesPyTorchHooks) {
     const Exchange directory;
     train(job, 1, directory.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;
-      const std::vector<NamedTensor> values = full_values(trainer);
+      const std::vector<NamedTensor> values = full_values(trainer.state());
       for (const NamedTensor& t : values) bytes.push_back(as_bytes(t.name, t.tensor));
-      const ModelConfig& c = trainer.full_model().config;
-      if (trainer.world().rank() == 0)
+      const ModelConfig& c = trainer.state().full_model().config;
+      if (trainer.state().groups.world.rank() == 0)
         write_safetensors(directory.path("weights"), bytes,
                           {{"heads", std::to_string(c.heads)}, {"shared", std::to_string(c.key_heads())}});
     });

@@ -40,8 +40,8 @@ std::string train(const TypedOptions& o, const Faults& faults, const Sequences& 
   how.around = with_faults(faults);
   launch(how, [&](Communicator& world) {
     Trainer trainer(resolve(o), sequences, world);
-    while (trainer.steps_done() < o.optim.steps) trainer.step();
-    for (const NamedTensor& t : full_values(trainer))
+    while (trainer.state().steps_done() < o.optim.steps) trainer.step();
+    for (const NamedTensor& t : full_values(trainer.state()))
       out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
   });
   return out;
@@ -105,10 +105,10 @@ TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
   for (const TypedOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
     const auto run_all_steps = [&](Trainer& trainer) {
-      int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
+      int64_t& steps = done[static_cast<size_t>(trainer.state().groups.world.rank())];
       for (steps = 0;; ++steps) {
-        const Tensor& values = trainer.strategy().resident_units()[0].values;
-        if (steps == 2 && trainer.world().rank() == 1)
+        const Tensor& values = trainer.state().strategy().resident_units()[0].values;
+        if (steps == 2 && trainer.state().groups.world.rank() == 1)
           values.narrow(0, 0, values.numel()).fill(std::numeric_limits<double>::quiet_NaN());
         trainer.step();
       }
@@ -129,7 +129,7 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
     std::vector<int64_t> done(static_cast<size_t>(resolve(o).plan.ranks()), -1);
     const int guilty = static_cast<int>(done.size()) - 1;
     const auto run_all_steps = [&](Trainer& trainer) {
-      int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
+      int64_t& steps = done[static_cast<size_t>(trainer.state().groups.world.rank())];
       const auto overflow = [&](const Var& parameter) {
         if (parameter.shape().ndim() < 2) return parameter;
         return record_one("overflow", parameter.value(), {parameter}, [&](Grads& g) {
@@ -138,7 +138,8 @@ TEST(Faults, NonFiniteGradientNormOnOneRankStopsAllRanksInSameStep) {
           g.set(0, gradient);
         });
       };
-      if (trainer.world().rank() == guilty) trainer.model().all<Linear>().back()->transform(overflow);
+      if (trainer.state().groups.world.rank() == guilty)
+        trainer.state().model().all<Linear>().back()->transform(overflow);
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =

@@ -43,9 +43,9 @@ Saved complete_run(
   Saved saved;
   on_ranks(resolve(o), [&](Trainer& trainer) {
     before(trainer);
-    Saved all = as_bytes(full_values(trainer));
-    all.merge(as_bytes(full_state(trainer)));
-    if (trainer.world().rank() == 0) saved = std::move(all);
+    Saved all = as_bytes(full_values(trainer.state()));
+    all.merge(as_bytes(full_state(trainer.state())));
+    if (trainer.state().groups.world.rank() == 0) saved = std::move(all);
     after(trainer);
   });
   return saved;
@@ -87,8 +87,8 @@ TEST_F(TrainingGpu, LoadsAndSavesSameState) {
   for (TypedOptions o : layouts()) {
     o["device"] = "cuda";
     const Saved found = complete_run(o, [&](Trainer& trainer) {
-      read_values(trainer.strategy().resident_units(), source);
-      read_state(trainer.optimizer(), source);
+      read_values(trainer.state().strategy().resident_units(), source);
+      read_state(trainer.state().optimizer(), source);
     });
     for (const auto& [name, bytes] : found) EXPECT_TRUE(bytes == files.at(name)) << make_command(o) << " " << name;
     files.clear();
@@ -246,7 +246,7 @@ std::vector<double> train_losses(const TypedOptions& o) {
   on_ranks(resolve(o), [&](Trainer& trainer) {
     for (int64_t i = 0; i < o.optim.steps; ++i) {
       const double loss = trainer.step().loss;
-      if (trainer.world().rank() == 0) losses.push_back(loss);
+      if (trainer.state().groups.world.rank() == 0) losses.push_back(loss);
     }
   });
   return losses;
@@ -311,13 +311,13 @@ TEST_F(OffloadGpu, SavedParametersMatchUnoffloadedRun) {
       const auto train = [&](Trainer& trainer) {
         trainer.step();
         const double own = trainer.step().loss;
-        if (trainer.world().rank() == 0) loss[moved] = own;
+        if (trainer.state().groups.world.rank() == 0) loss[moved] = own;
       };
       const auto look = [&](Trainer& trainer) {
-        const ArenaPtr& host = trainer.strategy().shards()[0].values.arena();
-        EXPECT_EQ(trainer.arena()->usage(Category::parameters).live == 0, moved == 1);
+        const ArenaPtr& host = trainer.state().strategy().shards()[0].values.arena();
+        EXPECT_EQ(trainer.state().arena->usage(Category::parameters).live == 0, moved == 1);
         EXPECT_EQ(host->device() == Device::cpu, moved == 1);
-        if (trainer.world().rank() == 0) bytes[moved] = host->usage(Category::parameters).live;
+        if (trainer.state().groups.world.rank() == 0) bytes[moved] = host->usage(Category::parameters).live;
       };
       const std::string offload = moved == 1 ? "parameters" : "none";
       saved[moved] = complete_run(

@@ -108,13 +108,13 @@ void expect_bits(const TypedOptions& o) {
   };
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
   const auto of_values = [](const FlatUnit& unit) { return unit.values; };
-  EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.strategy().resident_units(), of_values); })))
+  EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.state().strategy().resident_units(), of_values); })))
       << make_command(o);
   for (const std::string kind : {"m", "v", "master"}) {
     if (kind == "master" && value_name(o.optim.dtype) != "bf16") continue;
     EXPECT_FALSE(passes(after_update([&](Trainer& t) {
-      flip(t.strategy().shards(), [&](const FlatUnit& unit) {
-        for (const NamedTensor& state : t.optimizer().state())
+      flip(t.state().strategy().shards(), [&](const FlatUnit& unit) {
+        for (const NamedTensor& state : t.state().optimizer().state())
           if (state.name == unit.name + "." + kind) return state.tensor;
         return Tensor();
       });
@@ -123,7 +123,7 @@ void expect_bits(const TypedOptions& o) {
   }
   if (o.plan.tp > 1) return;  // gradients need only be within a bound
   EXPECT_FALSE(passes(after_reductions([](Trainer& t) {
-    flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
+    flip(t.state().strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
   }))) << make_command(o);
 }
 
@@ -143,7 +143,7 @@ TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
 // Scales the gradient of a replicated parameter by 1 + `fraction`.
 VerifyHooks too_large_by(double fraction) {
   return after_reductions([=](Trainer& t) {
-    for (const FlatUnit& unit : t.strategy().shards())
+    for (const FlatUnit& unit : t.state().strategy().shards())
       for (const Slot& slot : unit.slots)
         if (slot.parameter->shard.is_replicated() && slot.parameter->zero_grad_range.end == 0) {
           Tensor part = unit.grads.narrow(0, slot.begin, slot.size);

@@ -59,7 +59,7 @@ File train_to_file(TrainConfig job, Plan plan, const Dataset& data, double* vali
   train(job, make_sequences(data, job.model.context, kBatch, 1), job.optim.steps, [&](Trainer& trainer, Communicator&) {
     save(trainer, out);
     const double loss = validation ? *trainer.mean_loss(*data.train_examples, {}) : 0;
-    if (validation && trainer.world().rank() == 0) *validation = loss;
+    if (validation && trainer.state().groups.world.rank() == 0) *validation = loss;
   });
   return out;
 }

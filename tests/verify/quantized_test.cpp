@@ -80,14 +80,14 @@ TEST(Quantized, MemoryMatchesClosedForm) {
 
 // Bytes of the first local matrix.
 Packed& first_packed(Trainer& rank) {
-  for (const Parameter* p : rank.model().parameters())
+  for (const Parameter* p : rank.state().model().parameters())
     if (p->packed) return *p->packed;
   throw Error("no matrix in four bits");
 }
 
 bool is_detected(const TypedOptions& o, const std::function<void(Packed&)>& inject) {
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
-    if (rank.world().rank() + 1 == rank.world().size()) inject(first_packed(rank));
+    if (rank.state().groups.world.rank() + 1 == rank.state().groups.world.size()) inject(first_packed(rank));
   }};
   return !verify(resolve(o), hooks).passed();
 }

@@ -116,8 +116,8 @@ std::vector<Tensor> trained(const TypedOptions& o) {
   std::vector<Tensor> out;
   on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
-    const std::vector<NamedTensor> values = full_values(trainer);
-    if (trainer.world().rank() == 0)
+    const std::vector<NamedTensor> values = full_values(trainer.state());
+    if (trainer.state().groups.world.rank() == 0)
       for (const NamedTensor& t : values) out.push_back(t.tensor.contiguous().clone());
   });
   return out;
@@ -250,8 +250,9 @@ TEST(ExpertsContract, DetectsModifiedFrozenExpert) {
     const TypedOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
       t.update(report);
-      for (const FlatUnit& unit : t.strategy().resident_units())
-        if (t.world().rank() == 1 && unit.slots[0].parameter->is_expert) unit.values.raw()[0] ^= std::byte{1};
+      for (const FlatUnit& unit : t.state().strategy().resident_units())
+        if (t.state().groups.world.rank() == 1 && unit.slots[0].parameter->is_expert)
+          unit.values.raw()[0] ^= std::byte{1};
     }};
     EXPECT_TRUE(verify(resolve(o)).passed()) << zero;
     EXPECT_FALSE(verify(resolve(o), hooks).passed()) << zero;

@@ -85,12 +85,12 @@ Bytes as_bytes(Trainer& trainer, const std::vector<FlatUnit>& units) {
     out.insert(out.end(), here.raw(), here.raw() + here.nbytes());
   };
   for (const FlatUnit& unit : units) add(unit.values);
-  for (const NamedTensor& t : trainer.optimizer().state()) add(t.tensor);
+  for (const NamedTensor& t : trainer.state().optimizer().state()) add(t.tensor);
   return out;
 }
-Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().resident_units()); }
+Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.state().strategy().resident_units()); }
 // The parameters that this rank updates; it receives the others from their owners.
-Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().shards()); }
+Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.state().strategy().shards()); }
 
 void on_ranks(TypedOptions o, Mode mode, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   o["cuda_graph"] = mode == Mode::captured ? "on" : mode == Mode::automatic ? "auto" : "off";
@@ -122,7 +122,7 @@ Ran run(const TypedOptions& o, Mode mode, const std::function<void(Trainer&, int
   Ran ran;
   ran.ranks.resize(static_cast<size_t>(resolve(o).plan.ranks()));
   on_ranks(o, mode, [&](Trainer& trainer) {
-    OneRank& own = ran.ranks[static_cast<size_t>(trainer.world().rank())];
+    OneRank& own = ran.ranks[static_cast<size_t>(trainer.state().groups.world.rank())];
     for (int64_t step = 0; step < o.optim.steps; ++step) {
       if (between) between(trainer, step);
       const StepReport report = run_step(trainer, mode);
@@ -130,10 +130,10 @@ Ran run(const TypedOptions& o, Mode mode, const std::function<void(Trainer&, int
       own.norms.push_back(report.grad_norm);
       own.rates.push_back(report.lr);
     }
-    for (Communicator* c : trainer.communicators()) own.counts.push_back(c->counts());
+    for (Communicator* c : trainer.state().communicators()) own.counts.push_back(c->counts());
     own.end = as_bytes(trainer);
-    if (trainer.world().rank() == 0) ran.replays = trainer.step_record().replays;
-    EXPECT_EQ(trainer.steps_done(), o.optim.steps);
+    if (trainer.state().groups.world.rank() == 0) ran.replays = trainer.step_record().replays;
+    EXPECT_EQ(trainer.state().steps_done(), o.optim.steps);
   });
   return ran;
 }
@@ -174,7 +174,7 @@ TEST_F(RanksStepGraphGpu, ReplaysAndCountsMatchQueuedStepsBitwise) {
 TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
   for (const TypedOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {
-      const auto parameters = trainer.model().parameters();
+      const auto parameters = trainer.state().model().parameters();
       Parameter* const seen = parameters[which % parameters.size()];
       seen->var.on_grad([seen] { seen->var.grad().on_host(); });
     };
@@ -206,9 +206,9 @@ TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   const Ran undisturbed = run(o, Mode::captured);
   std::vector<Tensor> retained;
   const Ran disturbed = run(o, Mode::captured, [&](Trainer& trainer, int64_t step) {
-    if (step == 4) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
+    if (step == 4) Tensor::empty({1 << 20}, DType::float32, trainer.state().arena);  // the arena grows
     if (step == 7) {
-      retained.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));  // within the graph's memory
+      retained.push_back(Tensor::empty({1000}, DType::float32, trainer.state().arena));  // within the graph's memory
       retained.back().fill(3);
     }
     if (step == 11) {
@@ -225,9 +225,9 @@ void expect_one_synchronization(const TypedOptions& o, Mode mode) {
   if constexpr (kWithCuda)
     on_ranks(o, mode, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step) {
-        const int64_t before = cuda::synchronizations(*trainer.arena());
+        const int64_t before = cuda::synchronizations(*trainer.state().arena);
         trainer.step();
-        const int64_t waits = cuda::synchronizations(*trainer.arena()) - before;
+        const int64_t waits = cuda::synchronizations(*trainer.state().arena) - before;
         if (step < 2)
           EXPECT_GE(waits, 1);  // more while algorithms are timed
         else
@@ -252,14 +252,14 @@ void expect_nothing_updated(const TypedOptions& o) {
     on_ranks(o, Mode::captured, [&](Trainer& trainer) {
       SCOPED_TRACE(make_command(o));
       for (int64_t step = 0; step < after; ++step) trainer.step();
-      const bool last = trainer.world().rank() == trainer.world().size() - 1;
-      for (const FlatUnit& unit : trainer.strategy().resident_units())  // with ZeRO-3 the rank has only its shard
+      const bool last = trainer.state().groups.world.rank() == trainer.state().groups.world.size() - 1;
+      for (const FlatUnit& unit : trainer.state().strategy().resident_units())  // ZeRO-3 has only its shard
         if (last && unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
       const Bytes before = own_bytes(trainer);
       expect_error(Status::not_finite, {"step " + std::to_string(after + 1) + ": the loss is nan"},
                    [&] { trainer.step(); });
-      EXPECT_TRUE(own_bytes(trainer) == before) << "rank " << trainer.world().rank();
-      EXPECT_EQ(trainer.steps_done(), after);
+      EXPECT_TRUE(own_bytes(trainer) == before) << "rank " << trainer.state().groups.world.rank();
+      EXPECT_EQ(trainer.state().steps_done(), after);
       EXPECT_EQ(trainer.step_record().replays > 0, after > 0);
       ++ended;
     });
@@ -322,9 +322,9 @@ TEST_F(StepGraphGpu, PrefetchesTokensOfNextStep) {
     EXPECT_GT(trainer.step_record().replays, 0);
     missing = 7;
     trainer.step();
-    EXPECT_EQ(trainer.steps_done(), 7);
+    EXPECT_EQ(trainer.state().steps_done(), 7);
     EXPECT_THROW(trainer.step(), InputError);
-    EXPECT_EQ(trainer.steps_done(), 7);
+    EXPECT_EQ(trainer.state().steps_done(), 7);
   });
 }
 
@@ -361,11 +361,11 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnStepMode) {
   std::vector<Tensor> retained;
   std::vector<int64_t> replays;
   const Ran disturbed = run(o, Mode::captured, [&](Trainer& trainer, int64_t step) {
-    const int rank = trainer.world().rank();
+    const int rank = trainer.state().groups.world.rank();
     if (rank == 0) replays.push_back(trainer.step_record().replays);
     if (rank == 1 && step == 5)
-      retained.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));           // within the graph's memory
-    if (rank == 0 && step == 9) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
+      retained.push_back(Tensor::empty({1000}, DType::float32, trainer.state().arena));  // within the graph's memory
+    if (rank == 0 && step == 9) Tensor::empty({1 << 20}, DType::float32, trainer.state().arena);  // the arena grows
     if (rank == 1 && step == 13) retained.clear();
   });
   EXPECT_TRUE(disturbed.ranks == undisturbed.ranks);
@@ -379,8 +379,10 @@ TEST_F(RanksStepGraphGpu, StepRequestReachesAllRanks) {
   for (const StepRequest r : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Mode::captured, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)
-        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? r : StepRequest::none).request,
-                  step >= 4 ? r : StepRequest::none);
+        EXPECT_EQ(
+            trainer.step(step == 4 || (step == 5 && trainer.state().groups.world.rank() == 1) ? r : StepRequest::none)
+                .request,
+            step >= 4 ? r : StepRequest::none);
     });
 }
 
@@ -401,7 +403,7 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
     std::atomic<int> ended = 0;
     const std::string cause = error_message([&] {
       on_ranks(o, Mode::captured, sequences, [&](Trainer& trainer) {
-        SCOPED_TRACE(fmt::format("{}, rank {}", make_command(o), trainer.world().rank()));
+        SCOPED_TRACE(fmt::format("{}, rank {}", make_command(o), trainer.state().groups.world.rank()));
         for (int64_t step = 0; step < kAfter; ++step) trainer.step();
         EXPECT_GT(trainer.step_record().replays, 0);
         const Bytes before = own_bytes(trainer);
@@ -409,7 +411,7 @@ TEST_F(RanksStepGraphGpu, TokenOutOfBoundsOnOneRankUpdatesNothing) {
           trainer.step();
         } catch (const Error&) {
           EXPECT_TRUE(own_bytes(trainer) == before);
-          EXPECT_EQ(trainer.steps_done(), kAfter);
+          EXPECT_EQ(trainer.state().steps_done(), kAfter);
           ++ended;
           throw;
         }
@@ -435,8 +437,8 @@ std::string failure(std::string_view options, const std::function<void(Trainer&)
 TEST_F(RanksStepGraphGpu, FailingRankStopsOtherRanks) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {
-      if (trainer.world().rank() == 1) {
-        if (agreed) StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
+      if (trainer.state().groups.world.rank() == 1) {
+        if (agreed) StepConsensus(trainer.state().groups.world, {}).agree(StepRequest::none, true, true);
         throw CommError("the cause");
       }
       trainer.step();
@@ -444,8 +446,8 @@ TEST_F(RanksStepGraphGpu, FailingRankStopsOtherRanks) {
     EXPECT_EQ(what, "[rank 1] the cause");
   }
   const std::string what = failure("tp=2 timeout=1", [&](Trainer& trainer) {
-    if (trainer.world().rank() == 0) return void(trainer.step());
-    StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
+    if (trainer.state().groups.world.rank() == 0) return void(trainer.step());
+    StepConsensus(trainer.state().groups.world, {}).agree(StepRequest::none, true, true);
     std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   });
   EXPECT_TRUE(has(what, "step: NCCL did not complete it within 1 s"));

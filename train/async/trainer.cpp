@@ -92,6 +92,7 @@ std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::func
   };
   return tessera::mean_loss({.forward = forward,
                              .job = &job_,
+                             .vocab = model_->config.vocab,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),
@@ -110,15 +111,10 @@ void AsyncTrainer::gather(const std::string& suffix, const std::function<Tensor(
   }
 }
 
-std::vector<NamedTensor> AsyncTrainer::values() {
-  std::vector<NamedTensor> out;
+AsyncTensors AsyncTrainer::gather() {
+  AsyncTensors out;
   gather(
-      "", [&](size_t u) { return server_.shards()[u].values; }, out);
-  return out;
-}
-
-std::vector<NamedTensor> AsyncTrainer::state() {
-  std::vector<NamedTensor> out;
+      "", [&](size_t u) { return server_.shards()[u].values; }, out.values);
   for (const std::string& kind : state_kinds(job_.optim))
     gather(
         "." + kind,
@@ -127,17 +123,12 @@ std::vector<NamedTensor> AsyncTrainer::state() {
             if (t.name == server_.shards()[u].name + "." + kind) return t.tensor;
           return Tensor();
         },
-        out);
-  return out;
-}
-
-std::vector<NamedTensor> AsyncTrainer::pulled() {
+        out.state);
   const std::vector<FlatUnit>& units = server_.units();
-  std::vector<NamedTensor> out;
   for (int w = 0; w < axis_->size(); ++w)
     for (size_t u = 0; server_.holds(w) && u < units.size(); ++u) {
       const Tensor full = server_.gather_worker(u, w);
-      if (axis_->rank() == 0) add_slots(units[u].slots, full, of_worker(w), "", out);
+      if (axis_->rank() == 0) add_slots(units[u].slots, full, of_worker(w), "", out.pulled);
     }
   return out;
 }

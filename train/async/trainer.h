@@ -17,6 +17,12 @@
 
 namespace tessera {
 
+// Full tensors on rank 0, empty elsewhere.
+struct AsyncTensors {
+  std::vector<NamedTensor> values, state;
+  std::vector<NamedTensor> pulled;  // by workers for their next step ("worker.1.blocks.0..."), only in a replay
+};
+
 class AsyncTrainer {
  public:
   // Every rank of `world`, which must outlive this object, constructs one. Throws FieldError if some targets are not
@@ -27,21 +33,14 @@ class AsyncTrainer {
   Communicator& axis() { return *axis_; }
   LanguageModel& model() { return *model_; }
   const ArenaPtr& arena() const { return arena_; }
-  int64_t tokens_per_step() const { return job_.optim.batch * model_->config.context; }  // over all workers
 
   // Computes the gradient of a worker's sequences; returns their mean loss.
   double worker_step(int worker, int64_t step);
   // Mean loss over all targets of a split; nullopt if a rank requests a stop. Collective.
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
-  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
-    return mean_loss(Windows(split, model_->config.context), stop);
-  }
 
-  // Full tensors on rank 0, empty elsewhere; collective. pulled(): parameters that workers have pulled for their next
-  // step ("worker.1.blocks.0..."), only in a replay.
-  std::vector<NamedTensor> values();
-  std::vector<NamedTensor> state();
-  std::vector<NamedTensor> pulled();
+  // Collective.
+  AsyncTensors gather();
   // Load this rank's shards.
   void read(const FullTensors& values, const FullTensors& state, int64_t updates);
   void read_pulled(const FullTensors& pulled);

@@ -60,9 +60,9 @@ std::vector<TensorSlice> optimizer_state(const DataStrategy& strategy) {
 }
 
 // Optimizer state; with local updates also each replica's values.
-std::vector<TensorSlice> apart_state(Trainer& trainer) {
-  std::vector<TensorSlice> out = optimizer_state(trainer.optimizer());
-  const DataStrategy& strategy = trainer.strategy();
+std::vector<TensorSlice> apart_state(TrainState& train) {
+  std::vector<TensorSlice> out = optimizer_state(train.optimizer());
+  const DataStrategy& strategy = train.strategy();
   if (!strategy.layout().local_updates) return out;
   for (const FlatUnit& unit : strategy.shards())
     if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
@@ -70,34 +70,34 @@ std::vector<TensorSlice> apart_state(Trainer& trainer) {
   return out;
 }
 
-std::vector<TensorSlice> compute_gradients(Trainer& trainer) {
+std::vector<TensorSlice> compute_gradients(TrainState& train) {
   std::vector<TensorSlice> out;
-  for (const FlatUnit& unit : trainer.strategy().shards())
+  for (const FlatUnit& unit : train.strategy().shards())
     if (unit.trainable()) add_parts(unit, unit.grads, "", out);
   return out;
 }
 
 // Replicas are saved by the first rank, or by the ranks of `copy` on the data axis; copies of a tied weight are not
 // saved.
-std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
-  const int mine = trainer.strategy().copy();
+std::vector<TensorSlice> own(TrainState& train, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
+  const int mine = train.strategy().copy();
   // Without sharding, an ep group holds one copy of the experts; otherwise each sharding group does.
-  const bool everything = trainer.strategy().layout().sharding == ShardingKind::everywhere;
-  const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
-  if (trainer.strategy().layout().local_updates && trainer.mesh().coordinate("cp") > 0)
+  const bool everything = train.strategy().layout().sharding == ShardingKind::everywhere;
+  const int neighbours = everything ? static_cast<int>(train.job.plan.ep) : 1;
+  if (train.strategy().layout().local_updates && train.groups.mesh.coordinate("cp") > 0)
     return {};  // context ranks form one replica
   std::erase_if(held, [&](const TensorSlice& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
     const bool copied = copy && mine / alike != *copy / alike;  // unset: all replicas are saved
-    return copied || h.parameter->is_copy() || (shard.is_replicated() && trainer.mesh().coordinate("tp") > 0);
+    return copied || h.parameter->is_copy() || (shard.is_replicated() && train.groups.mesh.coordinate("tp") > 0);
   });
   return held;
 }
 
-std::vector<FullTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
+std::vector<FullTensor> list(TrainState& train, DType dtype, bool of_frozen) {
   std::vector<FullTensor> out;
-  for (const Module::Unit& unit : trainer.full_model().layout())
+  for (const Module::Unit& unit : train.full_model().layout())
     for (const Slot& slot : unit.slots)
       if (unit.trainable || of_frozen)
         out.push_back({slot.parameter->name, unit.dtype(dtype), slot.parameter->stored()});
@@ -105,10 +105,10 @@ std::vector<FullTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
 }
 
 // A rank's table lists its contiguous runs: tensor, start within it, length.
-std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>& all,
+std::vector<NamedTensor> gather(TrainState& train, const std::vector<FullTensor>& all,
                                 const std::vector<TensorSlice>& mine) {
-  Communicator& world = trainer.world();
-  const ArenaPtr host = trainer.arena()->host();
+  Communicator& world = train.groups.world;
+  const ArenaPtr host = train.arena->host();
   std::map<std::string, int64_t> index;
   for (const FullTensor& t : all) index.emplace(t.name, std::ssize(index));
   std::vector<int64_t> table;
@@ -182,13 +182,13 @@ std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
 
 std::string suffix_of_copy(int copy) { return copy == 0 ? "" : fmt::format(".replica{}", copy); }
 
-std::vector<FullTensor> list_values(Trainer& trainer) { return list(trainer, trainer.job().optim.dtype, true); }
+std::vector<FullTensor> list_values(TrainState& train) { return list(train, train.job.optim.dtype, true); }
 
 namespace {
 
-std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
-  const Optimisation& o = trainer.job().optim;
-  const std::vector<Module::Unit> units = trainer.full_model().layout();
+std::vector<FullTensor> list_state(TrainState& train, int copies, bool values) {
+  const Optimisation& o = train.job.optim;
+  const std::vector<Module::Unit> units = train.full_model().layout();
   std::vector<FullTensor> out;
   const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
                        bool of_matrices) {
@@ -208,15 +208,15 @@ std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
           contains(matrices, kind));
     if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);
   }
-  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, accum_dtype(o.dtype), "", true, true);
+  for (const std::string& kind : train.strategy().state_kinds()) add(kind, accum_dtype(o.dtype), "", true, true);
   return out;
 }
 
 }  // namespace
 
-std::vector<FullTensor> list_state(Trainer& trainer) {
-  const bool apart = trainer.strategy().layout().local_updates;
-  return list_state(trainer, apart ? trainer.strategy().copies() : 1, apart);
+std::vector<FullTensor> list_state(TrainState& train) {
+  const bool apart = train.strategy().layout().local_updates;
+  return list_state(train, apart ? train.strategy().copies() : 1, apart);
 }
 
 std::vector<FlatUnit> model_units(const DataStrategy& strategy) {
@@ -228,50 +228,50 @@ std::vector<FlatUnit> model_units(const DataStrategy& strategy) {
   return out;
 }
 
-std::vector<TensorSlice> own_values(Trainer& trainer) {
-  return own(trainer, unit_values(model_units(trainer.strategy())));
+std::vector<TensorSlice> own_values(TrainState& train) {
+  return own(train, unit_values(model_units(train.strategy())));
 }
 
-std::vector<TensorSlice> own_state(Trainer& trainer) {
-  const bool apart = trainer.strategy().layout().local_updates;
-  std::vector<TensorSlice> out = own(trainer, apart_state(trainer), apart ? std::optional<int>() : 0);
-  std::ranges::move(own(trainer, optimizer_state(trainer.strategy())), std::back_inserter(out));
+std::vector<TensorSlice> own_state(TrainState& train) {
+  const bool apart = train.strategy().layout().local_updates;
+  std::vector<TensorSlice> out = own(train, apart_state(train), apart ? std::optional<int>() : 0);
+  std::ranges::move(own(train, optimizer_state(train.strategy())), std::back_inserter(out));
   return out;
 }
 
-std::vector<TensorSlice> held_between_steps(Trainer& trainer) {
-  const DataStrategy& strategy = trainer.strategy();
+std::vector<TensorSlice> held_between_steps(TrainState& train) {
+  const DataStrategy& strategy = train.strategy();
   std::vector<TensorSlice> out = optimizer_state(strategy);
   if (strategy.agrees()) std::ranges::move(unit_values(strategy.resident_units()), std::back_inserter(out));
-  std::ranges::move(apart_state(trainer), std::back_inserter(out));
+  std::ranges::move(apart_state(train), std::back_inserter(out));
   return out;
 }
 
-std::vector<NamedTensor> full_values(Trainer& trainer, int copy) {
-  return gather(trainer, list_values(trainer), own(trainer, unit_values(trainer.strategy().shards()), copy));
+std::vector<NamedTensor> full_values(TrainState& train, int copy) {
+  return gather(train, list_values(train), own(train, unit_values(train.strategy().shards()), copy));
 }
 
-std::vector<NamedTensor> full_gradients(Trainer& trainer, int copy) {
-  return gather(trainer, list(trainer, trainer.gradient_dtype(), false),
-                own(trainer, compute_gradients(trainer), copy));
+std::vector<NamedTensor> full_gradients(TrainState& train, int copy) {
+  return gather(train, list(train, data_options(train.job).grad_dtype, false),
+                own(train, compute_gradients(train), copy));
 }
 
-std::vector<NamedTensor> full_state(Trainer& trainer, int copy) {
-  std::vector<TensorSlice> held = optimizer_state(trainer.optimizer());
-  std::ranges::move(optimizer_state(trainer.strategy()), std::back_inserter(held));
-  return gather(trainer, list_state(trainer, 1, false), own(trainer, held, copy));
+std::vector<NamedTensor> full_state(TrainState& train, int copy) {
+  std::vector<TensorSlice> held = optimizer_state(train.optimizer());
+  std::ranges::move(optimizer_state(train.strategy()), std::back_inserter(held));
+  return gather(train, list_state(train, 1, false), own(train, held, copy));
 }
 
-std::vector<NamedTensor> full_matrix_state(Trainer& trainer, bool of_gradients) {
+std::vector<NamedTensor> full_matrix_state(TrainState& train, bool of_gradients) {
   std::vector<TensorSlice> held =
-      own(trainer, of_gradients ? compute_gradients(trainer) : unit_values(trainer.strategy().shards()));
+      own(train, of_gradients ? compute_gradients(train) : unit_values(train.strategy().shards()));
   for (TensorSlice& h : held) {
-    const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
-    h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
+    const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), train.groups.world.rank());
+    h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, train.arena->host());
   }
-  std::vector<FullTensor> full = list(trainer, DType::int32, !of_gradients);
+  std::vector<FullTensor> full = list(train, DType::int32, !of_gradients);
   for (FullTensor& t : full) t.dtype = DType::int32;  // also for uint8 tensors
-  return gather(trainer, full, held);
+  return gather(train, full, held);
 }
 
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source) {
@@ -283,9 +283,9 @@ void read_state(const Optimizer& optimizer, const FullTensors& source) {
   read_parts(optimizer_state(optimizer), source);
 }
 
-void read_state(Trainer& trainer, const FullTensors& source) {
-  read_parts(apart_state(trainer), source);
-  read_parts(optimizer_state(trainer.strategy()), source);
+void read_state(TrainState& train, const FullTensors& source) {
+  read_parts(apart_state(train), source);
+  read_parts(optimizer_state(train.strategy()), source);
 }
 
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source) {
@@ -373,11 +373,11 @@ void check_finite(const std::string& name, const Tensor& x, int64_t step) {
                 Status::not_finite);
 }
 
-void check_replicas(Trainer& trainer) {
-  Communicator& world = trainer.world();
+void check_replicas(TrainState& train) {
+  Communicator& world = train.groups.world;
   if (world.size() == 1) return;
   const OpCounts before = world.counts();
-  const std::vector<TensorSlice> held = held_between_steps(trainer);
+  const std::vector<TensorSlice> held = held_between_steps(train);
   const auto max_count = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
   std::vector<int64_t> mine;  // each slice's identity and hash
   for (const TensorSlice& h : held) {
@@ -387,7 +387,7 @@ void check_replicas(Trainer& trainer) {
         checksum({reinterpret_cast<const char*>(here.raw()), static_cast<size_t>(here.nbytes())})));
   }
   mine.resize(static_cast<size_t>(2 * max_count));
-  const ArenaPtr host = trainer.arena()->host();
+  const ArenaPtr host = train.arena->host();
   const Tensor all = Tensor::empty({2 * max_count * world.size()}, DType::int64, host);
   world.all_gather(Tensor::of<int64_t>(mine, {2 * max_count}, host), all);
   world.reset_counts(before);
@@ -400,7 +400,7 @@ void check_replicas(Trainer& trainer) {
     }
   for (size_t i = 0; i < held.size(); ++i)
     if (const auto& by_value = by_place.at(mine[2 * i]); by_value.size() > 1)
-      refuse(held[i], trainer.steps_done(), by_value);
+      refuse(held[i], train.steps_done(), by_value);
 }
 
 }  // namespace tessera

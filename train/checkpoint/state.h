@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "data/safetensors.h"
-#include "train/trainer.h"
+#include "train/state.h"
 
 namespace tessera {
 
@@ -29,8 +29,8 @@ std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = 
 std::string suffix_of_copy(int copy);
 // All parameters, and all optimizer and strategy state, in file order. With local updates the parameters are
 // model_units(), and each replica's values are part of the state: "....weight.m.replica1", "....value.replica1".
-std::vector<FullTensor> list_values(Trainer& trainer);
-std::vector<FullTensor> list_state(Trainer& trainer);
+std::vector<FullTensor> list_values(TrainState& train);
+std::vector<FullTensor> list_state(TrainState& train);
 
 // A rank's slice of a tensor: elements [begin, begin + part.numel()) of its shard of the parameter; for_each_run() maps
 // them to the full tensor.
@@ -44,18 +44,18 @@ struct TensorSlice {
 std::vector<FlatUnit> model_units(const DataStrategy& strategy);
 // Every element of the full state is in the slices of exactly one rank, which saves it; values shared by all shards of
 // a 4-bit matrix are in every slice.
-std::vector<TensorSlice> own_values(Trainer& trainer);
-std::vector<TensorSlice> own_state(Trainer& trainer);
+std::vector<TensorSlice> own_values(TrainState& train);
+std::vector<TensorSlice> own_state(TrainState& train);
 // This rank's slices, including replicas.
-std::vector<TensorSlice> held_between_steps(Trainer& trainer);
+std::vector<TensorSlice> held_between_steps(TrainState& train);
 
 // Full tensors by parameter name. Collective; empty except on rank 0. `copy` selects the replica if the data axis has
 // several (DataStrategy::copies()).
-std::vector<NamedTensor> full_values(Trainer& trainer, int copy = 0);
-std::vector<NamedTensor> full_gradients(Trainer& trainer, int copy = 0);
-std::vector<NamedTensor> full_state(Trainer& trainer, int copy = 0);
+std::vector<NamedTensor> full_values(TrainState& train, int copy = 0);
+std::vector<NamedTensor> full_gradients(TrainState& train, int copy = 0);
+std::vector<NamedTensor> full_state(TrainState& train, int copy = 0);
 // int32: the world rank that provides each element of full_gradients() or full_values().
-std::vector<NamedTensor> full_matrix_state(Trainer& trainer, bool of_gradients);
+std::vector<NamedTensor> full_matrix_state(TrainState& train, bool of_gradients);
 
 // Fills `to` with the elements of a full tensor from index `begin` on.
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
@@ -67,7 +67,7 @@ TensorReader make_reader(std::span<const std::byte> bytes, DType dtype);
 void read_values(const std::vector<FlatUnit>& units, const FullTensors& source);
 void read_state(const Optimizer& optimizer, const FullTensors& source);
 // Also reads the state of the data-axis strategy, and with local updates each replica's values.
-void read_state(Trainer& trainer, const FullTensors& source);
+void read_state(TrainState& train, const FullTensors& source);
 // Loads initial weights into parameters and their master copies, which retain more bits. Tensors without a reader
 // retain their values.
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source);
@@ -138,6 +138,6 @@ int64_t first_not_finite(DType dtype, std::span<const std::byte> elements);
 // Collective. Parameters and optimizer state that are replicated, over any mesh axes, must be bitwise identical. Throws
 // Error (communication) with the tensor, the step, the ranks, and the minority if there is one. Cost: reads and hashes
 // all state of a rank, and one all_gather of 16 bytes per tensor.
-void check_replicas(Trainer& trainer);
+void check_replicas(TrainState& train);
 
 }  // namespace tessera

@@ -37,19 +37,15 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const std::filesyste
 
 class AsynchronousTrainer final : public RunTrainer {
  public:
-  AsynchronousTrainer(const RunFiles& files, Sequences sequences, Communicator& world)
-      : files_(files), config_(files.config), world_(world), trainer_(files.config, std::move(sequences), world) {}
+  AsynchronousTrainer(const RunSetup& setup, Communicator& world)
+      : setup_(setup), config_(setup.config), world_(world), trainer_(setup.config, setup.sequences, world) {}
 
   LanguageModel& full_model() override { return trainer_.model(); }
-  const ArenaPtr& arena() const override { return trainer_.arena(); }
-  std::vector<Communicator*> communicators() override { return {&world_, &trainer_.axis()}; }
-  std::string_view strategy() const override { return "ps-async"; }
   int64_t steps_done() const override { return step_; }
   bool complete() override { return trainer_.server().complete(); }
-  int64_t tokens_per_step() const override { return trainer_.tokens_per_step(); }
 
   bool resume(std::vector<std::string>& passed_over) override {
-    const auto from = files_.directory.saved(trainer_.model().config, config_, files_.dataset, passed_over);
+    const auto from = setup_.directory.saved(trainer_.model().config, config_, setup_.dataset, passed_over);
     if (!from) return false;
     AsyncServer& server = trainer_.server();
     Communicator& axis = trainer_.axis();
@@ -95,23 +91,23 @@ class AsynchronousTrainer final : public RunTrainer {
   std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop) override {
     return trainer_.mean_loss(split, stop);
   }
-  void begin_save() override { save(); }
-  void save() override {
+  RunUsage usage() override { return run_usage(world_, {&world_, &trainer_.axis()}, trainer_.arena()); }
+  void save(Saving) override {
     if (config_.run.no_save || !std::exchange(unsaved_, false)) return;
-    const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
+    const AsyncTensors all = trainer_.gather();
     const std::optional<PushLog> order = trainer_.server().order();
     if (world_.rank() > 0) return;
     const int64_t updates = trainer_.server().optimizer()->steps();
-    for (const auto& tensors : {values, state})
-      for (const NamedTensor& t : tensors) check_finite(t.name, t.tensor, step_);
-    const std::unique_ptr<NewCheckpoint> made = files_.directory.begin_checkpoint(step_, files_.toml, files_.dataset);
-    write_tensors(values, made->path() / "model.safetensors", {});
-    write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
+    for (const std::vector<NamedTensor>* tensors : {&all.values, &all.state})
+      for (const NamedTensor& t : *tensors) check_finite(t.name, t.tensor, step_);
+    const std::unique_ptr<NewCheckpoint> made = setup_.directory.begin_checkpoint(step_, setup_.toml(), setup_.dataset);
+    write_tensors(all.values, made->path() / "model.safetensors", {});
+    write_tensors(all.state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
     if (order) write_file(made->path() / "pushes.txt", to_string(*order));
-    if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
+    if (!all.pulled.empty()) write_tensors(all.pulled, made->path() / "pulled.safetensors", {});
     const SavedRun saved{
-        .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = strategy(), .losses = losses_};
-    made->finish(about(saved, trainer_.model().config, config_, files_.dataset), static_cast<size_t>(config_.run.keep));
+        .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
+    made->finish(about(saved, trainer_.model().config, config_, setup_.dataset), static_cast<size_t>(config_.run.keep));
   }
 
  private:
@@ -128,13 +124,13 @@ class AsynchronousTrainer final : public RunTrainer {
     report.loss = losses_ / static_cast<double>(pushes_);
     report.lr = push.lr;
     report.grad_norm = push.grad_norm;
-    set_time(report, seconds, trainer_.tokens_per_step());
+    set_time(report, seconds, tokens_per_step(config_, setup_.sequences));
     hooks.report(report);
     losses_ = 0;
     pushes_ = 0;
   }
 
-  const RunFiles& files_;
+  const RunSetup& setup_;
   const TrainConfig& config_;
   Communicator& world_;
   AsyncTrainer trainer_;
@@ -148,8 +144,8 @@ class AsynchronousTrainer final : public RunTrainer {
 
 }  // namespace
 
-std::unique_ptr<RunTrainer> make_async_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world) {
-  return std::make_unique<AsynchronousTrainer>(files, std::move(sequences), world);
+std::unique_ptr<RunTrainer> make_async_run_trainer(const RunSetup& setup, Communicator& world) {
+  return std::make_unique<AsynchronousTrainer>(setup, world);
 }
 
 }  // namespace tessera

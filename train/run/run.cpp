@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "train/checkpoint/state.h"
-#include "train/config_file.h"
 #include "train/dump.h"
+#include "train/run/signals.h"
 
 namespace tessera {
 namespace {
@@ -21,18 +21,17 @@ bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 }  // namespace
 
 Run::Run(const RunSetup& setup, Communicator& world, RunObserver* observer)
-    : config_(setup.config),
-      dataset_(setup.dataset),
-      files_{setup.config, setup.directory, to_toml(setup.config, setup.set), setup.dataset},
+    : setup_(setup),
+      config_(setup.config),
       world_(world),
       observer_(observer ? *observer : none_),
-      trainer_(make_run_trainer(files_, setup.sequences, world, setup.trace)) {
+      trainer_(make_run_trainer(setup_, world)) {
   check_dump(config_, config_.run.dump);
   const bool resumed = config_.run.resume && trainer_->resume(passed_over_);
   if (setup.weights && !resumed) trainer_->begin_with(setup.weights(trainer_->full_model().config));
   if (const int64_t done = trainer_->steps_done(); config_.optim.steps < done)
     throw FieldError("steps", fmt::format("expected at least {}, the steps completed in {}; got {}", done,
-                                          files_.directory.path().string(), config_.optim.steps));
+                                          setup_.directory.path().string(), config_.optim.steps));
   world.barrier();  // all ranks must read the checkpoint before anything is written
 }
 
@@ -40,13 +39,13 @@ Run::~Run() = default;
 
 void Run::begin() {
   if (!is_first()) return;
-  files_.directory.write_config(files_.toml);
+  setup_.directory.write_config(setup_.toml());
   std::error_code none;
-  std::filesystem::remove(files_.directory.path() / kFlightFile, none);  // left by an earlier failure of this run
-  metrics_.emplace(files_.directory.path(), trainer_->steps_done());
+  std::filesystem::remove(setup_.directory.path() / kFlightFile, none);  // left by an earlier failure of this run
+  metrics_.emplace(setup_.directory.path(), trainer_->steps_done());
   observer_.begin({.model = trainer_->full_model(),
                    .done = trainer_->steps_done(),
-                   .tokens_per_step = trainer_->tokens_per_step(),
+                   .tokens_per_step = tokens_per_step(config_, setup_.sequences),
                    .has_common_steps = trainer_->synchronous() != nullptr,
                    .passed_over = passed_over_});
   if (!trainer_->synchronous() && !config_.run.no_eval)
@@ -55,11 +54,11 @@ void Run::begin() {
 }
 
 RunTrainer::Hooks Run::hooks() {
-  return {.stops = [this] { return stops_ || observer_.wants_stop(); },
-          .saves = [this] { return observer_.wants_save(); },
+  return {.stops = [this] { return stops_ || SignalRequests::stop() != 0 || observer_.wants_stop(); },
+          .saves = [this] { return SignalRequests::take_save() || observer_.wants_save(); },
           .report =
               [this](const StepReport& report) {
-                files_.directory.check();
+                setup_.directory.check();
                 observer_.step(report, metrics_->step(report));
                 if (report.step == config_.run.dump)
                   observer_.message(fmt::format("wrote the dump of step {} (`dump`)", report.step));
@@ -70,10 +69,10 @@ RunTrainer::Hooks Run::hooks() {
 // Returns false if stopped.
 bool Run::validate() {
   const int64_t step = trainer_->steps_done();
-  if (config_.run.no_eval || !dataset_ || validated_ == step) return true;
+  if (config_.run.no_eval || !setup_.dataset || validated_ == step) return true;
   const auto stop = hooks().stops;
   const std::optional<Validation> found =
-      compute_validation(*dataset_, trainer_->full_model().config.context,
+      compute_validation(*setup_.dataset, trainer_->full_model().config.context,
                          [&](const Rows& rows) { return trainer_->mean_loss(rows, stop); });
   if (!found) return false;
   validated_ = step;
@@ -94,7 +93,7 @@ bool Run::improves() {
 void Run::begin_dump() {
   const int64_t step = config_.run.dump;
   if (step > trainer_->steps_done())
-    trainer_->synchronous()->dump(step, files_.directory.path());
+    trainer_->synchronous()->dump(step, setup_.directory.path());
   else if (is_first() && step > 0)
     observer_.message(fmt::format("step {} was already completed; its dump is not written again (`dump`)", step));
 }
@@ -121,26 +120,26 @@ RunResult Run::train() {
     const StepRequest request = trainer_->advance(std::min(next_save, config_.optim.steps), with);
     done = trainer_->steps_done();
     if (request == StepRequest::stop) {
-      trainer_->save();
+      save();
       trainer_->finish();
       return result(true);
     }
     if (trainer_->complete()) break;
     if (request == StepRequest::save) {
-      trainer_->save();
+      save();
       if (is_first()) observer_.saved(done);
     }
     if (together && due(done, c.eval_every)) {
       if (!validate()) {
-        trainer_->save();
+        save();
         return result(true, true);
       }
       continues = improves();
     }
-    if (together && due(done, c.check_replicas)) check_replicas(*together);
-    if (saves && done >= next_save) trainer_->begin_save();
+    if (together && due(done, c.check_replicas)) check_replicas(together->state());
+    if (saves && done >= next_save) trainer_->save(RunTrainer::Saving::background);
   }
-  trainer_->save();
+  save();
   if (!continues && is_first())
     observer_.message(fmt::format("{} validations without improvement (`patience`): stopping after step {} of {}",
                                   c.patience, done, config_.optim.steps));
@@ -148,7 +147,5 @@ RunResult Run::train() {
   const bool ended = validate();
   return result(!ended, !ended);
 }
-
-RunUsage Run::usage() { return run_usage(world_, trainer_->communicators(), trainer_->arena()); }
 
 }  // namespace tessera

@@ -15,31 +15,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "train/config_file.h"
 #include "train/run/metrics.h"
 #include "train/run/trainer.h"
-#include "train/usage.h"
 
 namespace tessera {
-
-// All referenced objects must outlive the run.
-struct RunSetup {
-  const TrainConfig& config;
-  const RunDirectory& directory;  // one per process; processes without the lock construct it from the path
-  const Sequences& sequences;
-  // For validations, the checkpoints' tokenizer, and the comparison of data when a run is resumed; null: none of them.
-  const Dataset* dataset = nullptr;
-  // Initial weights; empty: sampled from the seed. Not called if a checkpoint is resumed.
-  std::function<FullTensors(const ModelConfig& model)> weights = {};
-  Trace* trace = nullptr;
-  const FieldNames* set = nullptr;  // as in to_toml()
-};
 
 struct RunStart {
   LanguageModel& model;  // unsharded, without values
@@ -86,9 +70,9 @@ class Run : NotCopied {
   // Requests a stop after the current step; thread-safe, on any rank.
   void stop() { stops_ = true; }
   // Saves a checkpoint of the completed steps. Collective.
-  void save() { trainer_->save(); }
+  void save() { trainer_->save(RunTrainer::Saving::complete); }
   // Memory and communication of all ranks so far. Collective.
-  RunUsage usage();
+  RunUsage usage() { return trainer_->usage(); }
   // Appends a record to metrics.jsonl, on rank 0 after train().
   void append(const std::string& record) { metrics_->write(record); }
 
@@ -103,9 +87,8 @@ class Run : NotCopied {
   RunResult result(bool stopped, bool in_validation = false) const;
   RunTrainer::Hooks hooks();
 
+  const RunSetup setup_;
   const TrainConfig& config_;
-  const Dataset* dataset_;
-  RunFiles files_;
   Communicator& world_;
   RunObserver none_;
   RunObserver& observer_;

@@ -40,7 +40,7 @@ void Saver::poll() {
   if (finishing_.valid() && is_ready(finishing_)) made();
   if (!pending_) return;
   if (writing_.valid() && is_ready(writing_)) writing_.get();
-  Communicator& world = trainer_.world();
+  Communicator& world = train_.groups.world;
   const OpCounts before = world.counts();
   const bool all = world.max(writing_.valid() ? 1 : 0) == 0;
   world.reset_counts(before);
@@ -50,7 +50,7 @@ void Saver::poll() {
 void Saver::finish() {
   if (pending_) {
     if (writing_.valid()) writing_.get();
-    Communicator& world = trainer_.world();
+    Communicator& world = train_.groups.world;
     const OpCounts before = world.counts();
     world.barrier();
     world.reset_counts(before);
@@ -67,32 +67,32 @@ void Saver::save() {
 }
 
 void Saver::validated(double loss) {
-  if (trainer_.world().rank() > 0 || is_off()) return;
-  judged_ = {trainer_.steps_done(), loss};
+  if (train_.groups.world.rank() > 0 || is_off()) return;
+  judged_ = {train_.steps_done(), loss};
   name_best();
 }
 
 void Saver::open(bool copied) {
   finish();
-  Communicator& world = trainer_.world();
+  Communicator& world = train_.groups.world;
   const bool first = world.rank() == 0;
-  const std::vector<TensorSlice> values = own_values(trainer_), state = own_state(trainer_);
+  const std::vector<TensorSlice> values = own_values(train_), state = own_state(train_);
   for (const auto& parts : {values, state})
-    for (const TensorSlice& h : parts) check_finite(h.name, h.part, trainer_.steps_done());
-  check_replicas(trainer_);
+    for (const TensorSlice& h : parts) check_finite(h.name, h.part, train_.steps_done());
+  check_replicas(train_);
   const OpCounts before = world.counts();
   if (first) {
-    new_ = run_.directory.begin_checkpoint(trainer_.steps_done(), run_.toml, run_.dataset);
-    about_ = about({.steps = trainer_.steps_done(),
-                    .updates = trainer_.updates_done(),
+    new_ = run_.directory.begin_checkpoint(train_.steps_done(), run_.toml(), run_.dataset);
+    about_ = about({.steps = train_.steps_done(),
+                    .updates = train_.optimizer().steps(),
                     .ranks = world.size(),
-                    .strategy = trainer_.strategy().name()},
-                   trainer_.full_model().config, run_.config, run_.dataset);
+                    .strategy = train_.strategy().name()},
+                   train_.full_model().config, run_.config, run_.dataset);
   }
   const auto layouts = {
-      std::tuple("model.safetensors", tensor_layout(list_values(trainer_), {}), &values),
+      std::tuple("model.safetensors", tensor_layout(list_values(train_), {}), &values),
       std::tuple("optimizer.safetensors",
-                 tensor_layout(list_state(trainer_), {{"steps", std::to_string(trainer_.updates_done())}}), &state)};
+                 tensor_layout(list_state(train_), {{"steps", std::to_string(train_.optimizer().steps())}}), &state)};
   if (first)
     for (const auto& [name, layout, parts] : layouts)
       SharedFile::create(new_->path() / name, layout.header, layout.size);

@@ -26,7 +26,7 @@ namespace tessera {
 class Saver : NotCopied {
  public:
   // Both must outlive the saver. Does nothing for a run that saves no checkpoints.
-  Saver(const RunFiles& files, Trainer& trainer) : run_(files), trainer_(trainer) {}
+  Saver(const RunSetup& setup, TrainState& train) : run_(setup), train_(train) {}
   // Incomplete checkpoints are removed.
   ~Saver();
 
@@ -51,8 +51,8 @@ class Saver : NotCopied {
   void made();
   void name_best();
 
-  const RunFiles& run_;
-  Trainer& trainer_;
+  const RunSetup& run_;
+  TrainState& train_;
   bool pending_ = false;  // a rank is still writing
   std::vector<File> files_;
   std::future<void> writing_;  // valid until this rank has finished writing

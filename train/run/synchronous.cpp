@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/bad_input.h"
@@ -42,44 +41,37 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
 
 class SynchronousTrainer final : public RunTrainer {
  public:
-  SynchronousTrainer(const RunFiles& files, Sequences sequences, Communicator& world, Trace* trace)
-      : files_(files),
-        trace_(trace),
-        trainer_(files.config, std::move(sequences), world, trace),
-        saver_(files, trainer_) {}
+  SynchronousTrainer(const RunSetup& setup, Communicator& world)
+      : setup_(setup), trainer_(setup.config, setup.sequences, world, setup.trace), saver_(setup, state_) {}
 
-  LanguageModel& full_model() override { return trainer_.full_model(); }
-  const ArenaPtr& arena() const override { return trainer_.arena(); }
-  std::vector<Communicator*> communicators() override { return trainer_.communicators(); }
-  std::string_view strategy() const override { return trainer_.strategy().name(); }
-  int64_t steps_done() const override { return trainer_.steps_done(); }
-  bool complete() override { return steps_done() >= files_.config.optim.steps; }
-  int64_t tokens_per_step() const override { return trainer_.tokens_per_step(); }
+  LanguageModel& full_model() override { return state_.full_model(); }
+  int64_t steps_done() const override { return state_.steps_done(); }
+  bool complete() override { return steps_done() >= setup_.config.optim.steps; }
   Trainer* synchronous() override { return &trainer_; }
 
   bool resume(std::vector<std::string>& passed_over) override {
-    const auto from = files_.directory.saved(full_model().config, files_.config, files_.dataset, passed_over);
+    const auto from = setup_.directory.saved(full_model().config, setup_.config, setup_.dataset, passed_over);
     if (!from) return false;
     saved_order(from->path, 0, 0);
     const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
-    model.expect_no_others(tensor_names(list_values(trainer_)));
-    check_replicas_saved(state, trainer_.strategy(), from->path.string());
-    state.expect_no_others(tensor_names(list_state(trainer_)));
-    read_values(trainer_.strategy().resident_units(), model.tensors());
-    read_state(trainer_, state.tensors());
-    trainer_.set_done(from->steps, from->updates);
+    model.expect_no_others(tensor_names(list_values(state_)));
+    check_replicas_saved(state, state_.strategy(), from->path.string());
+    state.expect_no_others(tensor_names(list_state(state_)));
+    read_values(state_.strategy().resident_units(), model.tensors());
+    read_state(state_, state.tensors());
+    state_.set_done(from->steps, from->updates);
     return true;
   }
   void begin_with(const FullTensors& weights) override {
-    tessera::begin_with(trainer_.strategy().resident_units(), trainer_.optimizer(), weights);
+    tessera::begin_with(state_.strategy().resident_units(), state_.optimizer(), weights);
   }
   StepRequest advance(int64_t, const Hooks& hooks) override {
-    if (trace_) trace_->begin_step(trainer_.steps_done() + 1);
+    if (setup_.trace) setup_.trace->begin_step(state_.steps_done() + 1);
     const StepReport report = trainer_.step(hooks.stops()   ? StepRequest::stop
                                             : hooks.saves() ? StepRequest::save
                                                             : StepRequest::none);
-    if (trace_) trace_->end_step();
-    if (trainer_.world().rank() == 0) {
+    if (setup_.trace) setup_.trace->end_step();
+    if (state_.groups.world.rank() == 0) {
       if (const std::string why = trainer_.step_record().given_up; captures_ && !why.empty()) {
         hooks.message(fmt::format("CUDA graph: off (a step could not be captured: {})", why));
         captures_ = false;
@@ -93,24 +85,22 @@ class SynchronousTrainer final : public RunTrainer {
     return trainer_.mean_loss(split, stop);
   }
   void validated(double loss) override { saver_.validated(loss); }
-  void begin_save() override { saver_.begin(); }
-  void save() override { saver_.save(); }
+  void save(Saving how) override { how == Saving::background ? saver_.begin() : saver_.save(); }
+  RunUsage usage() override { return run_usage(state_.groups.world, state_.communicators(), state_.arena); }
 
  private:
-  const RunFiles& files_;
-  Trace* trace_;
+  const RunSetup& setup_;
   Trainer trainer_;
+  TrainState& state_ = trainer_.state();
   Saver saver_;
   bool captures_ = true;  // no failed capture reported yet
 };
 
 }  // namespace
 
-std::unique_ptr<RunTrainer> make_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world,
-                                             Trace* trace) {
-  if (files.config.plan.dp_mode == DataMode::ps_async)
-    return make_async_run_trainer(files, std::move(sequences), world);
-  return std::make_unique<SynchronousTrainer>(files, std::move(sequences), world, trace);
+std::unique_ptr<RunTrainer> make_run_trainer(const RunSetup& setup, Communicator& world) {
+  if (setup.config.plan.dp_mode == DataMode::ps_async) return make_async_run_trainer(setup, world);
+  return std::make_unique<SynchronousTrainer>(setup, world);
 }
 
 }  // namespace tessera

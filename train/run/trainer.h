@@ -7,22 +7,29 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "train/checkpoint/state.h"
+#include "train/config_file.h"
 #include "train/run/directory.h"
 #include "train/trainer.h"
+#include "train/usage.h"
 
 namespace tessera {
 
-// The contents of a run's checkpoints other than tensors. All must outlive the trainer.
-struct RunFiles {
+// All referenced objects must outlive the run.
+struct RunSetup {
   const TrainConfig& config;
-  const RunDirectory& directory;
-  std::string toml;                  // text of config.toml
-  const Dataset* dataset = nullptr;  // null: no tokenizer, no checksums of the data
+  const RunDirectory& directory;  // one per process; processes without the lock construct it from the path
+  const Sequences& sequences;
+  // For validations, the checkpoints' tokenizer, and the comparison of data when a run is resumed; null: none of them.
+  const Dataset* dataset = nullptr;
+  // Initial weights; empty: sampled from the seed. Not called if a checkpoint is resumed.
+  std::function<FullTensors(const ModelConfig& model)> weights = {};
+  Trace* trace = nullptr;
+  const FieldNames* set = nullptr;                           // as in to_toml()
+  std::string toml() const { return to_toml(config, set); }  // text of config.toml
 };
 
 class RunTrainer : NotCopied {
@@ -35,12 +42,8 @@ class RunTrainer : NotCopied {
   virtual ~RunTrainer() = default;
 
   virtual LanguageModel& full_model() = 0;
-  virtual const ArenaPtr& arena() const = 0;
-  virtual std::vector<Communicator*> communicators() = 0;
-  virtual std::string_view strategy() const = 0;
   virtual int64_t steps_done() const = 0;
   virtual bool complete() = 0;
-  virtual int64_t tokens_per_step() const = 0;
   // The trainer of a synchronous run; null if the run is asynchronous.
   virtual Trainer* synchronous() { return nullptr; }
 
@@ -59,13 +62,15 @@ class RunTrainer : NotCopied {
   virtual std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop) = 0;
   // Records the validation loss after the current step, to retain the best checkpoint.
   virtual void validated(double) {}
-  // Saves a checkpoint, in the background if the plan allows it, otherwise before returning.
-  virtual void begin_save() = 0;
-  virtual void save() = 0;
+  // Saves a checkpoint before returning, or begins to save it if the plan allows this in the background.
+  enum class Saving : uint8_t { complete, background };
+  virtual void save(Saving how) = 0;
+  // Memory and communication of all ranks so far.
+  virtual RunUsage usage() = 0;
 };
 
-std::unique_ptr<RunTrainer> make_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world,
-                                             Trace* trace);
-std::unique_ptr<RunTrainer> make_async_run_trainer(const RunFiles& files, Sequences sequences, Communicator& world);
+// `setup` must outlive the result.
+std::unique_ptr<RunTrainer> make_run_trainer(const RunSetup& setup, Communicator& world);
+std::unique_ptr<RunTrainer> make_async_run_trainer(const RunSetup& setup, Communicator& world);
 
 }  // namespace tessera

@@ -143,9 +143,9 @@ FaultyCall silent(const std::vector<std::string>& axes, Op op) {
 
 void forget_outer_step(VerifyHooks& hooks, const TrainConfig& job) {
   hooks.update = [first = diloco_options(job.plan, job.optim.steps).sync.first()](Trainer& t, const StepReport& r) {
-    if (t.steps_done() + 1 != first) return t.update(r);
-    t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
-    t.strategy().set_steps_done(first);
+    if (t.state().steps_done() + 1 != first) return t.update(r);
+    t.state().optimizer().step(r.lr, clip_factor(r.grad_norm, t.state().job.optim.clip));
+    t.state().strategy().set_steps_done(first);
   };
 }
 
@@ -209,9 +209,9 @@ std::vector<InjectedFault> call_faults() {
       {"needless-all-reduce", "an unused array is all-reduced over the data ranks after each update",
        "needless-communication", kEverywhere, wants(kDataRanks), updates([](Trainer& t, const StepReport& report) {
          t.update(report);
-         Tensor unread = Tensor::empty({64}, DType::float32, t.arena(), Category::workspace);
+         Tensor unread = Tensor::empty({64}, DType::float32, t.state().arena, Category::workspace);
          unread.fill(0);
-         t.data_axis().all_reduce(unread);
+         t.state().groups.data.all_reduce(unread);
        })},
       {"early-receive",
        "the last stage reads its receive buffer before the message arrives and gets the previous message",

@@ -42,12 +42,12 @@ auto in_model(void (*inject)(Trainer& t)) {
   return [inject](VerifyHooks& hooks, const TrainConfig&) { then(hooks.made, inject); };
 }
 
-DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.layers - 1); }
+DecoderLayer& last_layer(Trainer& t) { return t.state().model().layer(t.state().model().config.layers - 1); }
 Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
 Var as_it_is(const Var& weight) { return weight; }
 
 // R in place of I: the input gradient is not reduced.
-void unsum_input(Trainer& t) { last_attention(t).qkv.hooks.input = column_input(t.mesh()["tp"], R); }
+void unsum_input(Trainer& t) { last_attention(t).qkv.hooks.input = column_input(t.state().groups.mesh["tp"], R); }
 // P in place of I: the output is not reduced.
 void unsum_output(Trainer& t) {
   last_attention(t).proj.hooks.matmul = [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
@@ -56,7 +56,7 @@ void unsum_output(Trainer& t) {
 }
 
 void take_contiguous(Trainer& t) {
-  Communicator& cp = t.mesh()["cp"];
+  Communicator& cp = t.state().groups.mesh["cp"];
   last_attention(t).set_attention([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
     return ring_attention(qkv, heads, options, cp, SequencePartition::contiguous);
   });
@@ -138,9 +138,9 @@ int64_t swap_counts(Transport& transport, const Call& call) {
 }
 
 void sum_over_all(Trainer& t) {
-  if (!t.expert_ranks()) return;
-  for (const FlatUnit& shard : t.strategy().shards())
-    if (shard.trainable() && shard.slots[0].parameter->is_expert) t.expert_ranks()->all_reduce(shard.grads);
+  if (!t.state().groups.experts) return;
+  for (const FlatUnit& shard : t.state().strategy().shards())
+    if (shard.trainable() && shard.slots[0].parameter->is_expert) t.state().groups.experts->all_reduce(shard.grads);
 }
 
 const std::vector<Requirement> kShards = wants(
@@ -153,11 +153,11 @@ const std::vector<Requirement> kShards = wants(
 void update_but_a_quarter(Trainer& t, const StepReport& report) {
   if (!is_last(t)) return t.update(report);
   std::vector<Tensor> old;
-  for (const FlatUnit& unit : t.strategy().resident_units()) old.push_back(unit.values.clone());
+  for (const FlatUnit& unit : t.state().strategy().resident_units()) old.push_back(unit.values.clone());
   t.update(report);
   size_t at = 0;
   for (const Tensor& values : old) {
-    const Tensor now = t.strategy().resident_units()[at++].values;
+    const Tensor now = t.state().strategy().resident_units()[at++].values;
     const int64_t quarter = values.numel() / 4;
     now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
   }
@@ -166,8 +166,8 @@ void update_but_a_quarter(Trainer& t, const StepReport& report) {
 // Shifts every shard by one position.
 void update_and_misplace(Trainer& t, const StepReport& report) {
   t.update(report);
-  const int ranks = t.strategy().shard_axis().size();
-  for (const FlatUnit& unit : t.strategy().resident_units()) {
+  const int ranks = t.state().strategy().shard_axis().size();
+  for (const FlatUnit& unit : t.state().strategy().resident_units()) {
     if (!unit.trainable() && unit.values.numel() % ranks != 0) continue;
     const Tensor right = unit.values.clone();
     const int64_t size = right.numel() / ranks;
@@ -178,10 +178,11 @@ void update_and_misplace(Trainer& t, const StepReport& report) {
 
 void retain_gradients(VerifyHooks& hooks, const TrainConfig& job) {
   then(hooks.made, [retained = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
-    if (t.world().rank() != rank) return;
-    for (const FlatUnit& unit : t.strategy().shards())
+    if (t.state().groups.world.rank() != rank) return;
+    for (const FlatUnit& unit : t.state().strategy().shards())
       if (unit.trainable())
-        retained->push_back(Tensor::empty({unit.values.numel()}, t.gradient_dtype(), t.arena(), Category::gradients));
+        retained->push_back(Tensor::empty({unit.values.numel()}, data_options(t.state().job).grad_dtype,
+                                          t.state().arena, Category::gradients));
   });
 }
 
@@ -234,7 +235,7 @@ std::vector<InjectedFault> computation_faults() {
        in_model([](Trainer& t) { last_layer(t).map_step_info(with_other_documents); }), 2},
       {"repeated-dropout", "every micro-batch uses the dropout masks of the first one", "dropout-masks", kEverywhere,
        wants(Requirement{"dropout", "0.1", [](const TrainConfig& j) { return j.model.dropout > 0; }}, kSeveral),
-       in_model([](Trainer& t) { t.model().map_step_info(with_first_masks); })},
+       in_model([](Trainer& t) { t.state().model().map_step_info(with_first_masks); })},
       {"misrouted-token", "the first token of every micro-batch is routed to the expert with the lowest score",
        "wrong-expert", "in block {block}, on rank {rank}", kExperts, in_model(lose_a_token)},
       {"swapped-expert-counts", "a rank swaps the row counts of two of its experts", "wrong-expert",
@@ -250,7 +251,7 @@ std::vector<InjectedFault> computation_faults() {
       {"missing-gather",
        "updated shards are not gathered: each rank continues with old values of the other ranks' shards",
        "missing-gather", kEverywhere, kShards, updates([](Trainer& t, const StepReport& r) {
-         t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
+         t.state().optimizer().step(r.lr, clip_factor(r.grad_norm, t.state().job.optim.clip));
        })},
       {"misplaced-gather", "each gathered shard is written to the position of the next rank's shard",
        "misplaced-gather", kEverywhere, kShards, updates(update_and_misplace)},
@@ -258,8 +259,8 @@ std::vector<InjectedFault> computation_faults() {
        kOnLastRank, wants(kDdp), updates(update_but_a_quarter)},
       {"skipped-update", "the optimizer increments its step count without updating anything", "update-skipped",
        kEverywhere, wants(), updates([](Trainer& t, const StepReport&) {
-         t.optimizer().count_step();
-         t.strategy().gather_parameters();
+         t.state().optimizer().count_step();
+         t.state().strategy().gather_parameters();
        })},
       {"unclipped-rank", "one rank does not clip its gradients", "clipping", kOnLastRank,
        wants(kDdp,

@@ -58,7 +58,7 @@ void then(std::function<void(Args...)>& hook, F f) {
 }
 
 inline int last_rank(const TrainConfig& job) { return static_cast<int>(job.plan.ranks()) - 1; }
-inline bool is_last(Trainer& t) { return t.world().rank() + 1 == t.world().size(); }
+inline bool is_last(Trainer& t) { return t.state().groups.world.rank() + 1 == t.state().groups.world.size(); }
 
 template <class T, class... Args>
 void around_every_rank(VerifyHooks& hooks, const Args&... args) {

@@ -15,8 +15,8 @@ namespace tessera {
 namespace {
 
 // Counts rows sent to other ranks of the expert-parallel group, and rows of local experts.
-void count_rows(Trainer& trainer, const std::vector<int64_t>& rows, Routing& out) {
-  Communicator& ep = *trainer.expert_ranks();
+void count_rows(TrainState& train, const std::vector<int64_t>& rows, Routing& out) {
+  Communicator& ep = *train.groups.experts;
   const auto here = std::ssize(rows) / ep.size();
   std::vector<double> all(rows.begin(), rows.end());
   const double sent = std::accumulate(all.begin(), all.end(), 0.0);
@@ -55,19 +55,19 @@ void record_passes(LanguageModel& model) {
   for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->record_passes();
 }
 
-Routing read_routing(Trainer& trainer) {
-  Routing out(trainer.full_model(), trainer.job().optim.batch);
-  const bool first = trainer.mesh().coordinate("tp") == 0;  // all tp ranks route identically
+Routing read_routing(TrainState& train) {
+  Routing out(train.full_model(), train.job.optim.batch);
+  const bool first = train.groups.mesh.coordinate("tp") == 0;  // all tp ranks route identically
   size_t layer = 0;
-  for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
+  for (MixtureOfExperts* mixture : train.model().all<MixtureOfExperts>()) {
     const std::vector<MixtureOfExperts::Pass> passes = mixture->take_load().passes;
-    if (first) out.place(layer, passes, trainer.positions());
+    if (first) out.place(layer, passes, train.part().positions());
     for (const MixtureOfExperts::Pass& pass : passes)
-      if (trainer.expert_ranks()) count_rows(trainer, pass.rows, out);
-    trainer.world().all_reduce(out.chosen[layer++]);
+      if (train.groups.experts) count_rows(train, pass.rows, out);
+    train.groups.world.all_reduce(out.chosen[layer++]);
   }
-  out.leaving = static_cast<int64_t>(trainer.world().sum(static_cast<double>(out.leaving)));
-  out.imbalance = trainer.world().max(out.imbalance);
+  out.leaving = static_cast<int64_t>(train.groups.world.sum(static_cast<double>(out.leaving)));
+  out.imbalance = train.groups.world.max(out.imbalance);
   return out;
 }
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "train/trainer.h"
+#include "train/state.h"
 
 namespace tessera {
 
@@ -27,7 +27,7 @@ bool replays_routing(const TrainConfig& job);
 // Called before the first step.
 void record_passes(LanguageModel& model);
 // Routing of the step whose gradients were computed last. Collective.
-Routing read_routing(Trainer& trainer);
+Routing read_routing(TrainState& train);
 // The model's training passes use the choices in `routing` at the time of the pass.
 void replay(LanguageModel& model, const std::shared_ptr<const Routing>& routing);
 
