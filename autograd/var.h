@@ -111,7 +111,7 @@ class DeferredWeightGrads {
 };
 
 struct BackwardOptions {
-  Tensor seed;                           // of the root; undefined: one
+  Tensor seed;                           // gradient of the root; if undefined, 1
   DeferredWeightGrads* defer = nullptr;  // collects weight gradients
 };
 

@@ -31,7 +31,7 @@ const std::vector<Exercise>& exercises() {
   static const std::vector<Exercise> all = numbered<Exercise>(
       {
           {{"messages", "parallel/comm/algorithms.cpp", {{"values", 4}, {"bytes", 2}}},
-           {{"void send_chunks("}, {"void sum_received("}, {"void share_chunk("}},
+           {{"void send_chunks("}, {"void sum_received("}, {"void gather_chunks("}},
            grade_messages},
           {{"ring", "parallel/comm/ring.cpp", {{"values", 4}, {"bytes", 2}}},
            {{"void reduce_scatter("}, {"void all_gather("}},

@@ -20,7 +20,7 @@ class DataStep : NotCopied {
  public:
   // `strategy` must outlive this object.
   explicit DataStep(DataStrategy& strategy) : strategy_(strategy) { strategy_.begin_step(); }
-  // Accumulates the gradients of the next micro-batch. `seed`: the gradient of `root`; undefined: one.
+  // Accumulates the gradients of the next micro-batch. `seed` is the gradient of `root`; if undefined, it is 1.
   void backward(const Var& root, const Tensor& seed = {}) {
     accumulate(microbatch_++, {}, [&] { tessera::backward(root, {.seed = seed}); });
   }

@@ -24,8 +24,8 @@ struct Evaluation {
   std::function<bool()> stop = {};  // polled before each round; true on one rank stops all
 };
 
-// Mean loss over the targets of `split`, the same on every rank of `world`; nullopt if stopped. Collective. Throws on
-// every rank Error (not_finite), and Error (usage) for tokens outside the vocabulary.
+// Mean loss over the targets of `split`, the same on every rank of `world`; nullopt if stopped. Collective. Throws, on
+// every rank, Error (not_finite) for a non-finite loss and Error (usage) for tokens outside the vocabulary.
 std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& world, const Rows& split);
 
 // Text generation under a plan: tensor-parallel ranks cache the keys and values of their heads, pipeline ranks of their

@@ -13,15 +13,16 @@
 
 namespace tessera {
 
-// Persistent state of a rank: bytes, or elements.
+// Size of a rank's persistent state, in bytes or elements.
 template <class T>
 struct StateSize {
   T parameters{}, gradients{}, optimizer{};
   bool operator==(const StateSize&) const = default;
 };
 using MemoryByCategory = StateSize<int64_t>;
-// What a ZeRO stage leaves on a data rank: its `shard` of the optimizer state (1), also of the gradients (2), and of
-// the parameters (3); otherwise all. `planner/` uses it for other frameworks too.
+// The state on a data rank under a ZeRO stage: from stage 1 on its `shard` of the optimizer state, from stage 2 on also
+// of the gradients, in stage 3 also of the parameters; everything else is `full`. `planner/` uses it for other
+// frameworks too.
 template <class T>
 StateSize<T> state_with_zero(ZeroStage zero, const StateSize<T>& full, const StateSize<T>& shard) {
   return {.parameters = zero >= ZeroStage::three ? shard.parameters : full.parameters,
@@ -67,7 +68,7 @@ struct StageMemory {
 // equal, so more than five are extrapolated from four and five.
 std::vector<StageMemory> measure_stages(const TrainConfig& job, std::optional<int> data_rank = {}, bool alike = false);
 
-// Activations sent between stages, of a micro-batch on one rank: elements, and bytes.
+// The activations of a micro-batch that a rank sends to the next stage, in elements and in bytes.
 template <class T>
 T handed_elements(const Plan& p, T sequences, T context, T channels) {
   return sequences * context / static_cast<T>(p.cp) * channels / static_cast<T>(p.sp ? p.tp : 1);

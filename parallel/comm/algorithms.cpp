@@ -47,7 +47,7 @@ struct Exchange {
     }
     memory.reduce_ranks(in, std::span(&out, 1), {0, size / element});
   }
-  void share_chunk(const std::byte* own, std::byte* full) {
+  void gather_chunks(const std::byte* own, std::byte* full) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, own, bytes(rank));
     memory.copy(full + range(rank).begin * element, own, bytes(rank));
@@ -64,12 +64,12 @@ void Exchange::run() {
     case Op::all_reduce:
       send_chunks(call.in);
       sum_received(call.in + begin, call.out + begin, bytes(rank));
-      return share_chunk(call.out + begin, call.out);
+      return gather_chunks(call.out + begin, call.out);
     case Op::reduce_scatter:
       send_chunks(call.in);
       return sum_received(call.in + begin, call.out, bytes(rank));
     case Op::all_gather:
-      return share_chunk(call.in, call.out);
+      return gather_chunks(call.in, call.out);
     case Op::broadcast:
       if (rank != call.root) return recv(call.root, call.out, all);
       for (int r = 0; r < n; ++r)

@@ -152,7 +152,7 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 60;
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
-  head.bytes = int64_t{1} << 40;  // allocates for received, not for announced bytes
+  head.bytes = int64_t{1} << 40;  // memory is allocated for received bytes, not for announced ones
   rusage before{}, afterwards{};
   getrusage(RUSAGE_SELF, &before);
   EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");

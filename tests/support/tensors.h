@@ -84,7 +84,7 @@ Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) 
   return Tensor::of<double>(v, shape, arena->host()).to(dtype).to(arena);
 }
 
-// Compares corresponding tensors of two lists with same_bits(); all must be defined.
+// Compares corresponding tensors of two lists with bitwise_equal(); all must be defined.
 inline testing::AssertionResult bitwise_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
   for (size_t i = 0; i < a.size(); ++i)

@@ -132,7 +132,7 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   Tensor logits = all.clone();
   EXPECT_NEAR(double{cross_entropy_in_place(logits, wanted, 0.5).loss_sum}, loss, wide * (loss + 1)) << n;
   EXPECT_LE(row_difference(host_values(logits), dx, n, 1), bound) << n;
-  // Combined from the partial results of shards.
+  // Computed from the partial results of shards.
   const CrossEntropy joined =
       joined_cross_entropy(row_maxima, row_sum_exp(all, row_maxima), target_logits(all, wanted, {}), wanted);
   EXPECT_NEAR(double{joined.loss_sum}, loss, wide * (loss + 1)) << n;

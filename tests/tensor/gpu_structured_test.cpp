@@ -416,8 +416,8 @@ TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
     }
 }
 
-// Tensor cores accumulate bfloat16 products in groups of sixteen, so only a bound applies; other dtypes are bitwise
-// identical to the CPU.
+// Tensor cores accumulate bfloat16 in groups of sixteen, so only a bound applies; other dtypes are bitwise identical to
+// the CPU.
 void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
   if (dtype != DType::bfloat16)
     EXPECT_TRUE(bitwise_equal(found, expected));

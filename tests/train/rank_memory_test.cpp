@@ -305,7 +305,7 @@ TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
     };
     const int64_t microbatches = said("`microbatches"), batch = said("`batch");
     EXPECT_LE(total(microbatches, 48), limit_bytes);
-    // fewer do not fit
+    // fewer micro-batches do not fit
     for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > limit_bytes) << m;
     EXPECT_LE(total(1, batch), limit_bytes);
     EXPECT_GT(total(1, batch + 2), limit_bytes);

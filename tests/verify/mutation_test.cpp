@@ -140,7 +140,7 @@ TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
-// Scales the gradient of a replicated parameter by 1 + `share`.
+// Scales the gradient of a replicated parameter by 1 + `fraction`.
 VerifyHooks too_large_by(double fraction) {
   return after_reductions([=](Trainer& t) {
     for (const FlatUnit& unit : t.state().strategy().shards())

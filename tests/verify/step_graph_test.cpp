@@ -181,7 +181,7 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
     const Ran queued = run(o, Mode::queued);
     for (const size_t which : {0, 7, 11}) {
       const Ran looked = run(o, Mode::automatic, [&](Trainer& trainer, int64_t step) {
-        const bool early = step < 2, late = step + 1 == o.optim.steps;  // the capture is between them
+        const bool early = step < 2, late = step + 1 == o.optim.steps;  // the capture happens in between
         EXPECT_TRUE(trainer.step_record().given_up.empty() ? !late : !early) << "step " << step;
         if (step == 0) look(trainer, which);
       });

@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
-pid_t parent = 0;  // at construction
+pid_t parent = 0;  // parent process when the object was constructed
 std::array<struct sigaction, 4> previous{};
 
 }  // namespace

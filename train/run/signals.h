@@ -5,8 +5,8 @@
 //   return signals.stop() ? signals.exit_status() : 0;
 //
 // SIGINT (Ctrl-C), SIGTERM and SIGHUP stop a run after the current step, or between two passes of a validation; it
-// saves and can be resumed. A second one has the effect that it had before, by default the end of the program. SIGUSR1
-// requests a checkpoint after the step. One process that receives a signal is enough: ranks agree on requests.
+// saves and can be resumed. A second signal has its previous effect, by default the end of the program. SIGUSR1
+// requests a checkpoint after the step. It suffices that one process receives the signal: ranks agree on requests.
 #pragma once
 
 #include <array>
@@ -26,9 +26,9 @@ class SignalRequests : NotCopied {
 
   // The signal that requested a stop since the last object was constructed: SIGINT, SIGTERM (also for SIGHUP), or 0.
   static int stop() { return stop_; }
-  // Returns true to one calling thread per SIGUSR1.
+  // Returns true once per SIGUSR1, to whichever thread calls first.
   static bool take_save() { return save_.exchange(false); }
-  // 128 + the signal number; SIGTERM's if a process of another rank received the signal.
+  // 128 + the signal number, or 128 + SIGTERM if only a process of another rank received a signal.
   static int exit_status() { return 128 + (stop_ != 0 ? stop_.load() : SIGTERM); }
 
  private:
