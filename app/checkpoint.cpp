@@ -78,10 +78,10 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   write_file(model, config.dump(2) + "\n");
 }
 
-void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& shards,
+void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedSlice>& shards,
                        std::map<std::string, std::string> about, bool full) {
   std::vector<TensorBytes> listed;
-  for (const SavedPart& p : shards) {
+  for (const SavedSlice& p : shards) {
     const DType dtype = saved.at(p.name).dtype;
     listed.push_back({p.name,
                       dtype,
@@ -95,7 +95,7 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
     about["parts"] = describe_parts(shards);
   std::vector<std::byte> bytes;
   const auto shard_bytes = [&](size_t i) -> std::span<const std::byte> {
-    const SavedPart& p = shards[i];
+    const SavedSlice& p = shards[i];
     const int64_t element = element_size(listed[i].dtype);
     const TensorReader read = saved.reader(p.name);
     bytes.resize(static_cast<size_t>(p.count * element));
@@ -108,8 +108,8 @@ void write_tensor_file(const fs::path& file, const SavedTensors& saved, const st
   stream_safetensors(file, listed, shard_bytes, about);
 }
 
-std::vector<std::vector<SavedPart>> full_tensor_parts(const SavedTensors& saved) {
-  std::vector<SavedPart> all;
+std::vector<std::vector<SavedSlice>> full_tensor_parts(const SavedTensors& saved) {
+  std::vector<SavedSlice> all;
   for (const auto& [name, tensor] : saved.all()) {
     const Shape shape(tensor.shape);
     all.push_back({.name = name, .full_shape = shape, .count = shape.numel()});
@@ -155,10 +155,10 @@ void reshard(const CheckpointOptions& o) {
     if (!SavedTensors::are_in(from.path, stem)) continue;
     const SavedTensors saved(from.path, stem);
     const bool full = o.layout.empty();
-    const auto ranks = full ? full_tensor_parts(saved) : parts_of_ranks(job, stem == kOptimizer);
+    const auto ranks = full ? full_tensor_parts(saved) : slices_of_ranks(job, stem == kOptimizer);
     std::set<std::string> names;
     for (const auto& shards : ranks)
-      for (const SavedPart& p : shards) names.insert(p.name);
+      for (const SavedSlice& p : shards) names.insert(p.name);
     saved.expect_no_others(names);
     for (size_t r = 0; r < ranks.size(); ++r, ++files)
       write_tensor_file(made.path() / (full ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),

@@ -407,9 +407,9 @@ Right graded(const FaultPuzzle& p, uint64_t seed, const std::string& text, const
 template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
   return {{name, Family::file, Family::bounds(), "puzzle"}, [f](uint64_t seed) {
-            const auto numbers = make_task(f, seed);
-            Task out = make_learner_task(f, numbers);
-            out.grade = [=](const auto& text, const auto& path) { return graded(f, numbers, text, path); };
+            const auto instance = make_task(f, seed);
+            Task out = make_learner_task(f, instance);
+            out.grade = [=](const auto& text, const auto& path) { return graded(f, instance, text, path); };
             return out;
           }};
 }

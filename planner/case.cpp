@@ -136,10 +136,9 @@ Settings field_descriptors(Software& w) {
 void check(const Hardware& given) {
   Hardware h = given;
   check_ranges(field_descriptors(h));
-  for (const auto& [kernel, positive] : h.attention)
-    if (!(positive.flops > 0) || !std::isfinite(positive.flops) || !(positive.half_tokens >= 0) ||
-        !std::isfinite(positive.half_tokens))
-      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", positive.flops));
+  for (const auto& [kernel, rate] : h.attention)
+    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, got {}", rate.flops));
   if (h.range_fastest > h.range_slowest)
     throw FieldError("range_fastest", fmt::format("expected at most {}, got {}", h.range_slowest, h.range_fastest));
 }

@@ -233,13 +233,13 @@ SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& 
   }
   std::vector<Candidate> simulated;
   for (const CandidatePool* some : {&fitting, &tight, &roomy}) some->append_to(simulated);
-  std::vector<Candidate*> in_turn;  // sorted, so that PipelineClock caches schedules
-  for (Candidate& c : simulated) in_turn.push_back(&c);
-  std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
+  std::vector<Candidate*> ordered;  // sorted, so that PipelineClock caches schedules
+  for (Candidate& c : simulated) ordered.push_back(&c);
+  std::ranges::stable_sort(ordered, {}, [](const Candidate* c) {
     const Plan& p = c->layout.plan;
     return std::tuple(p.pp, p.schedule, p.chunks, p.microbatches);
   });
-  for (Candidate* c : in_turn) {
+  for (Candidate* c : ordered) {
     progress();
     c->prediction = estimate.simulated(c->layout);
     if (!own && !c->prediction.fits) too_large.add(*c);

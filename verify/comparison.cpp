@@ -54,7 +54,7 @@ Tensor assemble_full(const Slot& slot, const std::vector<Tensor>& units, size_t 
   return units[unit].narrow(0, slot.begin, slot.size).reshape(slot.parameter->stored()).contiguous();
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
+bool bitwise_equal(const Tensor& a, const Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(b.nbytes())) == 0;
 }
 
@@ -102,7 +102,7 @@ bool Comparison::tensors(const Tensors& all, double& worst_distance) {
 
 bool Comparison::one(const Tensors& all, const NamedTensor& found, const Pair& pair, double& worst_distance) {
   const Tensor a = found.tensor.contiguous();
-  if (same_bits(a, pair.expected)) return true;
+  if (bitwise_equal(a, pair.expected)) return true;
   const double d = relative_distance(pair.parameter, a, pair.expected);
   if (!(d <= worst_)) {
     worst_ = d;

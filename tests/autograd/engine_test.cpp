@@ -470,7 +470,7 @@ TEST_F(ResidualGpu, IgnoresRowSumsOfPartialGradients) {
   const Var again = linear(x, w, b), more = scale(reshape(again, again.shape()), 2);
   b.clear_grad();
   backward(sum(norm(reshape(again, again.shape()), gamma, Var()) * more));
-  const Doubles one = test::make_doubles(found), two = test::make_doubles(b.grad());
+  const Doubles one = test::host_values(found), two = test::host_values(b.grad());
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], two[i], 1e-4 * std::abs(two[i]) + 1e-4) << i;
 }
 

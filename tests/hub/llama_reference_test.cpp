@@ -105,14 +105,14 @@ Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena)
   Results out;
   {
     const NoGrad no_grad;
-    out["logits"] = test::reference(model->logits(model->hidden(ids)).value());
+    out["logits"] = test::host_values(model->logits(model->hidden(ids)).value());
   }
   const Loss loss = model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
-  out["loss"] = test::reference(loss.mean.value());
+  out["loss"] = test::host_values(loss.mean.value());
   model->clear_gradients();
   backward(loss.mean);
   for (const Parameter* p : model->parameters())
-    if (p->var.grad().defined()) out[p->name] = test::reference(p->var.grad());
+    if (p->var.grad().defined()) out[p->name] = test::host_values(p->var.grad());
   return out;
 }
 

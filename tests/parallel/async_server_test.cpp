@@ -126,7 +126,7 @@ void expect_bitwise_equal(const AsyncTraining& a, const AsyncTraining& b) {
   EXPECT_TRUE(a.state == b.state);
 }
 
-// One worker computes its clock 4 until the others have begun the last clock that the bound permits, and slightly
+// The slow worker prolongs its clock 4 until the others have begun the last clock that the bound permits, and slightly
 // longer.
 TEST(AsyncServer, StalenessStaysWithinBoundForAnySlowWorker) {
   for (const int64_t staleness : {0, 1, 3})
@@ -165,7 +165,7 @@ TEST(AsyncServer, ZeroStalenessProceedsInRounds) {
   }
 }
 
-// One worker is synchronous: bitwise identical to the plain loop.
+// With a single worker, training is synchronous: bitwise identical to the plain loop.
 TEST(AsyncServer, OneWorkerMatchesSerialTraining) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 12, .dtype = dtype};
@@ -211,7 +211,7 @@ TEST(AsyncServer, ReplayOfRecordedOrderMatchesRunBitwise) {
     }
 }
 
-// (K = 2, 3 ranks): each server stores 1/K, other ranks nothing; a worker transfers all but its own server's shard.
+// Of two servers on three ranks, each stores half of the state; a worker transfers all but its own server's shard.
 TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
   Decoder model(tiny_gpt(0));
@@ -240,10 +240,10 @@ double end_time(const std::vector<AppliedPush>& pushes) {
   return std::accumulate(pushes.end() - n, pushes.end(), 0.0, add) / static_cast<double>(n);
 }
 
-// Compared with the synchronous run over the same sequences in the same number of clocks, which makes a third of the
-// updates, and with one worker that processes the three workers' batches sequentially, which makes the same number of
-// updates without staleness. Bounds on the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above
-// the first, 0.35 above the second.
+// Asynchronous training is compared with the synchronous run over the same sequences in the same number of clocks,
+// which makes a third of the updates, and with one worker that processes the three workers' batches sequentially, which
+// makes the same number of updates without staleness. Bounds on the mean loss of the last fifth of a run that starts at
+// log(37) = 3.6: 0.1 above the first, 0.35 above the second.
 TEST(AsyncServer, LossStaysWithinBoundsOfSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
   const double synchronous = end_time(train(plan).pushes);
@@ -346,7 +346,7 @@ TEST(AsyncFailure, NonFiniteLossAbortsRun) {
 // Stopping: all workers reach a common step; a replay stops where its record allows it, and continues bitwise
 // identically.
 
-// For every worker that requests the stop, and every slow worker.
+// Every worker is tried as the one that requests the stop.
 TEST(AsyncStop, AllWorkersStopAtStepOfFastestWorker) {
   for (const int64_t staleness : {0, 2})
     for (const int stopper : {0, 1, 2}) {
@@ -397,7 +397,7 @@ TEST(AsyncStop, StoppedReplayMatchesRecordedRunBitwise) {
   }
 }
 
-// Checked with a different method: comparing the sets of pushes.
+// Checks the common steps by a second method, which compares the servers' sets of pushes.
 TEST(AsyncStop, AllServersHaveSamePushesAtCommonSteps) {
   const Philox random(7);
   uint64_t samples = 0;

@@ -116,7 +116,7 @@ void expect_matches_one_rank(const Problem& p, Communicator& cp, double of_out =
   }
 }
 
-// Heads divisible by c and tokens divisible for both partitions; offsets as with tensor and data parallelism.
+// Heads are divisible by c, tokens as both partitions require; offsets are as with tensor and data parallelism.
 Problem random_problem(int ranks, uint64_t trial) {
   const Philox random = Philox::named(trial, "problem");
   const auto below = [&](uint64_t n, uint64_t i) {
@@ -142,8 +142,8 @@ Problem random_problem(int ranks, uint64_t trial) {
 
 LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout_s = 300}; }
 
-// Plain sequences; documents, where many ring tiles have no visible key for some queries; and windows, also of
-// documents: within a chunk, over several, and longer than all.
+// Plain sequences; documents, where many ring tiles have no visible key for some queries; and windows within a chunk,
+// over several chunks and longer than the sequence, also with documents.
 TEST(ContextParallel, OneRankMatchesSeveralRanks) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
@@ -171,7 +171,7 @@ TEST(ContextParallel, EightRanksMatchOneRank) {
   });
 }
 
-// Bounds, as fractions of the largest value: a few ulps, and sums of gradients.
+// Errors, as fractions of the largest value, are a few ulps, and slightly more for gradients, which are sums.
 TEST(ContextParallel, NarrowDtypesMatchOneRankWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
@@ -191,7 +191,7 @@ double squared_error(const Tensor& x, const Tensor& exact) {
   return sum;
 }
 
-// The squared errors of all ranks, relative to those of one rank's bfloat16, are at most `bound`.
+// Checks that the squared error of all ranks is at most `bound` times that of one rank in bfloat16.
 void expect_error(const Problem& p, Communicator& cp, Mode mode, double bound, const ArenaPtr& arena) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(mode));
   const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),

@@ -411,7 +411,7 @@ TEST(DataParallelCost, TrafficAndMemoryMatchHandComputation) {
     unit_sums(*strategy);
     strategy->gather_parameters();
     const auto count = [&](Op op) { return world.counts()[static_cast<size_t>(op)]; };
-    // Twice, to two ranks each: ids of 16 bytes, a loss of 8, gradients of the logits of 4 x 8 x 4.
+    // Twice, to two ranks each: 16 bytes of ids, 8 of a loss, and 4 x 8 x 4 of gradients of the logits.
     EXPECT_EQ(count(Op::scatter), (OpCount{6, root ? 2 * 2 * (16 + 8 + 128) : 0}));
     EXPECT_EQ(count(Op::broadcast), (OpCount{1, root ? 2 * 14016 : 0}));
     EXPECT_EQ(count(Op::gather), (OpCount{2, root ? 0 : 2 * 128}));
@@ -497,7 +497,7 @@ TEST(NormOfOnes, IsExactUnderEveryStrategy) {
 // Frozen parameters are bitwise unchanged, without gradients, state, traffic or counts; the others train as on one
 // rank.
 
-// Elements of all units, or of those that train; padded for ZeRO on two ranks.
+// Elements of all units or of the trainable ones, optionally padded for ZeRO on two ranks.
 int64_t elements(Decoder& model, bool all, bool padded) {
   int64_t sum = 0;
   for (const Module::Unit& unit : model.layout())

@@ -263,7 +263,7 @@ TEST(Simulate, InterleavedDividesBubbleByChunksPerRank) {
       }
 }
 
-// The smallest number of micro-batches without idle time inside a rank's span.
+// 2 p - 1 is the smallest number of micro-batches for which no rank is idle between its first and last action.
 TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeWith2PMinus1Microbatches) {
   for_sizes([](int p, int m) {
     const Simulation h2 = simulate(zb_h2(p, m)), v = simulate(zb_v(p, m));
@@ -281,8 +281,8 @@ TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeWith2PMinus1Microbatches) {
   });
 }
 
-// The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
-// about 3 p, where 1F1B has p and 6 (p - 1). Also random sizes up to 40 ranks.
+// The paper's table: V-Min has floor((p + 4) / 3) micro-batches in flight and a bubble of about 4 p units, V-Half
+// floor((p + 2) / 2) and about 3 p, 1F1B p and 6 (p - 1). Also random sizes up to 40 ranks.
 TEST(Simulate, VMinAndVHalfMatchMemoryInPaper) {
   const auto expect = [](int p, int m) {
     const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));

@@ -161,8 +161,8 @@ TEST(Tcp, ReportsBrokenConnectionAsRankFailure) {
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
-// Rendezvous: connects every pair; closes foreign connections; sends errors about missing, duplicate or mismatched
-// ranks to all.
+// The rendezvous connects every pair, closes foreign connections, and sends all ranks the errors about missing,
+// duplicate or mismatched ranks.
 TEST(Rendezvous, ConnectsEveryPair) {
   for (const int n : {1, 2, 3, 7}) {
     const std::string address = free_address();

@@ -15,6 +15,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
+#include "parallel/data_strategy.h"
 #include "parallel/mesh.h"
 #include "tensor/kernels.h"
 #include "tests/parallel/cut_gpt.h"
@@ -85,7 +86,8 @@ void check_cases(DType dtype, double bound, uint64_t trials) {
 
 TEST(TensorParallel, LossAndGradientsMatchOneRank) { check_cases(DType::float64, 1e-12, 12); }
 
-// Sums are split differently and rounded to 6e-8 each: two layers and some tens of channels stay below this bound.
+// Sums are split differently, and each is rounded with a relative error of 6e-8: with two layers and some tens of
+// channels the total stays below this bound.
 TEST(TensorParallel, Float32MatchesOneRankWithinRounding) { check_cases(DType::float32, 1e-5, 6); }
 
 std::vector<std::vector<float>> compute_gradients(Decoder& model) {
@@ -308,7 +310,7 @@ TEST(TensorParallelCost, TrafficMatchesFormulas) {
 // block's column layers.
 struct Seen {
   std::vector<TraceEvent> events;
-  double up = 0, qkv = 0, began = 0;  // began: the backward pass
+  double up = 0, qkv = 0, began = 0;  // `began`: start of the backward pass
   // Indices of the backward pass's activation communications with that name.
   std::vector<size_t> of(const std::string& what) const {
     std::vector<size_t> out;

@@ -54,7 +54,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   const Loss expected = cross_entropy(scale(full, 1), targets, 0.3);
   tp.reset_counts();
   const Loss got = vocab_parallel_cross_entropy(scale(own, 1), targets, 0.3, tp, vocab);
-  // Only the maximum, the sum and the target's logit of each row.
+  // Only the maximum, the sum and the target's logit of each row are reduced.
   const int64_t wide = dtype == DType::float64 ? 8 : 4, n = tp.size();
   const OpCount reduced = tp.counts()[static_cast<size_t>(Op::all_reduce)];
   EXPECT_EQ(reduced.calls, n > 1 ? 3 : 0) << what;
@@ -84,7 +84,7 @@ TEST(VocabParallel, LossAndGradientMatchUnshardedLogits) {
     });
 }
 
-// Logits that overflow without the global maximum.
+// The exponentials of these logits overflow unless the global maximum is subtracted.
 TEST(VocabParallel, MaximumIsReducedOverAllRanks) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();

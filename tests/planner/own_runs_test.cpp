@@ -259,7 +259,8 @@ TEST(Published, PredictionsAreWithinErrorBounds) {
   EXPECT_LE(outside, static_cast<int>(h100.size() / 3));  // torchtitan's GPUs are limited to 500 W of 700 W
 }
 
-// Scales each A100 table by one factor, the median of the other tables. The H100 has too few tables (two).
+// Predictions for each A100 table are scaled by one factor, the median ratio of the other tables. The H100 has too few
+// tables for this (two).
 TEST(Published, OneFactorFitsHardwareGeneration) {
   std::map<std::string, std::vector<double>> tables;  // published over predicted
   for (const Record& r : published())

@@ -371,13 +371,13 @@ TEST(ClosedForms, OpRecomputationSavesEverySecondGemm) {
     EXPECT_EQ(parts.compute, all);
     EXPECT_NEAR(parts.recompute / all / part, 1, 0.4) << part;
   }
-  // The output of the last matmul is unsharded before the reduce-scatter.
+  // The saved output of the last matmul precedes the reduce-scatter and is therefore unsharded.
   c.layout.plan = {.tp = 8, .sp = true, .recompute = Recompute::op};
   EXPECT_EQ(saved_by_layer(c), 2 * s * (3 * h / 8 + 2 * h / 8 + 128 + 14336.0 / 8 + h) + 4 * 4 * s);
 }
 
-// PyTorch pipelines keep parameters and gradients unsharded between micro-batches, with separate receive buffers for
-// each.
+// PyTorch pipelines keep parameters and gradients unsharded between micro-batches, and have separate receive buffers
+// for each micro-batch.
 TEST(ClosedForms, FsdpPipelineStagesStayUnsharded) {
   Case c = make_case("llama3-8b", "h100", "fsdp");
   Plan& p = c.layout.plan;

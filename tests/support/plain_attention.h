@@ -22,7 +22,7 @@ struct AttentionShape {
   }
 };
 
-// (B, T, H, D) each.
+// Each array has the shape (B, T, H, D).
 struct AttentionValues {
   std::vector<double> q, k, v, dout;
 };
@@ -34,7 +34,7 @@ inline constexpr Extreme kExtremes[] = {Extreme::apart,       Extreme::rising, E
 
 // Each key's scores are near its level, which varies between blocks of keys or between keys.
 inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& random) {
-  constexpr int64_t kBlock = 16;  // smaller than kernel blocks, so that each of these contains several levels
+  constexpr int64_t kBlock = 16;  // smaller than a kernel's blocks, so that each of those contains several levels
   const double rising = 240.0 * static_cast<double>(j) / static_cast<double>(tokens) - 120;
   if (extreme == Extreme::apart)
     return 60.0 * static_cast<double>(random.below(5, static_cast<uint64_t>(j / kBlock), 1)) - 120;
@@ -43,7 +43,7 @@ inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& ra
   return extreme != Extreme::alternating ? 0 : j % 2 == 0 ? 100 : -100;
 }
 
-// Values representable in bfloat16.
+// Random values that bfloat16 represents exactly.
 inline AttentionValues sample_extreme(const AttentionShape& s, Extreme extreme, uint64_t seed) {
   const Philox random = Philox::named(seed, "extremes");
   uint64_t at = 0;

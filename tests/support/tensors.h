@@ -55,7 +55,7 @@ inline double apart(const Tensor& a, const Tensor& b) {
   return max_error / largest;
 }
 
-// |a - b| / max(|b|, floor), 2-norms.
+// |a - b| / max(|b|, floor), where |x| is the 2-norm.
 inline double distance(std::span<const double> a, std::span<const double> b, double floor = 1e-300) {
   EXPECT_EQ(a.size(), b.size());
   double difference = 0, norm = 0;
@@ -67,7 +67,7 @@ inline double distance(std::span<const double> a, std::span<const double> b, dou
 }
 inline double distance(const Tensor& a, const Tensor& b) { return distance(host_values(a), host_values(b)); }
 
-// Largest relative difference of two elements.
+// Largest relative difference between corresponding elements.
 inline double farthest(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = host_values(a), y = host_values(b);
   double max_error = 0;
@@ -76,7 +76,7 @@ inline double farthest(const Tensor& a, const Tensor& b) {
   return max_error;
 }
 
-// Element i is f(i).
+// A tensor whose element i is f(i).
 template <class F>
 Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) {
   std::vector<double> v(static_cast<size_t>(shape.numel()));
@@ -84,7 +84,7 @@ Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) 
   return Tensor::of<double>(v, shape, arena->host()).to(dtype).to(arena);
 }
 
-// bitwise_equal() of each tensor of a list and its partner, all of them defined.
+// Compares corresponding tensors of two lists with same_bits(); all must be defined.
 inline testing::AssertionResult bitwise_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
   for (size_t i = 0; i < a.size(); ++i)

@@ -1,6 +1,6 @@
-// Maximum difference of a formula between GPU and CPU due to their mathematical libraries. Library errors are
-// propagated through the formula to first order, element by element: 1 - tanh^2 x, for example, retains the absolute
-// error of the square even if it is small.
+// The maximum difference between a formula's values on GPU and CPU that is due to their mathematical libraries. Library
+// errors are propagated through the formula to first order, element by element: 1 - tanh^2 x, for example, retains the
+// absolute error of the square even if it is small.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -18,9 +18,9 @@ constexpr double machine_epsilon(DType dtype) {
 }
 
 // Maximum errors in units of the last place. CUDA C++ Programming Guide, "Mathematical Functions", tables of standard
-// functions: relative to the correctly rounded result, and so half a unit less than relative to the exact one; glibc
-// manual, "Known Maximum Errors in Math Functions", x86_64: relative to the exact one. Other functions are defined in
-// tensor/math.h and bitwise identical on both sides.
+// functions: relative to the correctly rounded result, and therefore half a unit less than the error relative to the
+// exact one; glibc manual, "Known Maximum Errors in Math Functions", x86_64: relative to the exact one. Other functions
+// are defined in tensor/math.h and bitwise identical on both sides.
 struct MaximumUlps {
   std::string_view function;
   DType dtype;
@@ -30,7 +30,7 @@ struct MaximumUlps {
 inline constexpr MaximumUlps kErfc{"erfc", DType::float64, 5, 5}, kExp{"exp", DType::float64, 1, 1},
     kTanh{"tanh", DType::float64, 1, 2}, kLog{"log", DType::float64, 1, 1}, kLogFloat{"logf", DType::float32, 1, 1};
 
-// A value, and its maximum difference between both sides. Equal operands are rounded identically.
+// A value, and its maximum difference between GPU and CPU. Equal operands are rounded identically.
 struct Near {
   double value = 0, apart = 0, epsilon = 0;
   Near rounded() const { return {value, apart > 0 ? apart + epsilon * std::abs(value) : 0, epsilon}; }
@@ -41,8 +41,8 @@ struct Near {
   }
 };
 
-// Both sides of an op's value f(x) and derivative df(x), computed in `wide` (float64 or float32). Ops not listed here
-// call no library.
+// An op's value f(x) and derivative df(x), computed in `wide` (float64 or float32), with their maximum differences. Ops
+// not listed here call no library.
 struct NearOp {
   Near f, df;
 };
@@ -78,7 +78,8 @@ NearOp near_op(double x, DType wide) {
   return {known(Op::f(x)), known(Op::df(x))};
 }
 
-// Expects `found` to equal `expected` within near(i) for element i, and one rounding to a narrower dtype.
+// Expects element i of `found` to differ from that of `expected` by at most near(i), plus one rounding to a narrower
+// dtype.
 template <class F>
 void expect_near(const Tensor& found, const Tensor& expected, DType wide, const F& near) {
   const std::vector<double> a = host_values(found), b = host_values(expected);
@@ -93,7 +94,7 @@ void expect_near(const Tensor& found, const Tensor& expected, DType wide, const 
   }
 }
 
-// Gradients of unary ops: `found` on a GPU, `expected` on the CPU.
+// The same for gradients of unary ops: `found` comes from a GPU, `expected` from the CPU.
 template <class Op>
 void expect_near_gradient(const Tensor& found, const Tensor& expected, const Tensor& dy, const Tensor& x) {
   const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;

@@ -85,7 +85,8 @@ struct Case {
   int64_t d, pad = 0;  // padding elements per token, which shift the rows' alignment
 };
 
-// Document starts as on a ring attention rank with later queries (some queries have no keys), or random starts.
+// Document starts that increase as in a ring attention tile whose queries are later than its keys (some queries then
+// have no keys), or random ones.
 void random_starts(const Philox& random, int64_t b, int64_t tq, int64_t tk, AttentionOptions& o) {
   o.starts = Tensor::empty({b, tq}, DType::int32, make_arena());
   o.first_key = 2;
@@ -163,8 +164,8 @@ TEST_F(AttentionGpu, TensorCoresSupportHeadDim128) {
   for (uint64_t trial = 0; trial < 10; ++trial) check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
 }
 
-// Key and value gradients of a group are the sums over its heads, each computed separately; query results are bitwise
-// identical to a separate computation.
+// Key and value gradients of a group are the sums of those of its heads, computed separately; log-sum-exp and query
+// gradients are bitwise identical to the separate ones.
 TEST_F(AttentionGpu, KeyValueGradientsAreSumsOverHeadsOfGroup) {
   for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
     if (!test::has_kernels(c.dtype, Device::cuda)) continue;
@@ -270,8 +271,8 @@ TEST_F(CudnnChecks, AcceptGptShapes) {
         }
 }
 
-// Tiles of ring attention: a rank's own tokens; all its queries with the first chunk of a different rank; and its
-// second chunk of queries with both chunks of that rank.
+// Tiles of ring attention: a rank's own tokens; all its queries with the first chunk of another rank's keys; and its
+// second chunk of queries with all keys of that rank.
 TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {128, 512, 1000, 4096})
@@ -358,8 +359,8 @@ TEST_F(CudnnGpu, MatchesCustomKernelsAndCpu) {
       }
 }
 
-// Ring attention tiles have different numbers of keys and queries. Their backward pass receives an `out` and a
-// log-sum-exp over more keys than the tile's: here the same keys twice, which halves every probability.
+// Ring attention tiles have different numbers of keys and queries. Their backward pass receives the `out` and
+// log-sum-exp of more keys than those of the tile: here of the same keys twice, which halves every probability.
 TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
   const auto tile = [&](const ArenaPtr& on, int64_t queries, int64_t keys) {
     Operands x = packed(2, 256, {2}, 64, 9).to(on);
@@ -386,8 +387,8 @@ TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
   EXPECT_EQ(fixed->local<KernelLog>().backward.cudnn, 3);
 }
 
-// cuDNN's kernels run when selected: called directly they report success, and attention() returns the same result
-// bitwise.
+// cuDNN's kernels run when they are selected: direct calls report success, and attention() returns bitwise the same
+// result.
 TEST_F(CudnnGpu, RunsIfSelected) {
   if constexpr (kWithCudnn) {
     const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);

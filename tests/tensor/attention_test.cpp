@@ -63,7 +63,7 @@ struct Span {
   Tensor of(const Tensor& t) const { return t.narrow(1, begin, size); }
 };
 
-// Attention of one chunk of queries to a range of keys. Causal: the last key belongs to the last query.
+// Attention of one chunk of queries to a range of keys. If causal, the last key belongs to the last query.
 struct Tile {
   Span queries, keys;
   AttentionOptions options;
@@ -89,7 +89,7 @@ struct Tile {
   }
 };
 
-// One or two tiles per chunk of queries: keys before a random chunk, and from that chunk on.
+// Each chunk of queries has one or two tiles: the keys before a random chunk, and those from that chunk on.
 void check_tiles(DType dtype, uint64_t trial) {
   const ArenaPtr arena = make_arena();
   const Philox random = Philox::named(trial, "shapes");
@@ -143,7 +143,8 @@ TEST(Attention, MergedTilesMatchFullAttention) {
 
 using AttentionGpu = test::OnGpu;
 
-// The last queries in two tiles of keys, as slices of one packed tensor, with plain and tensor-core kernels.
+// Attention of the last queries, computed in two tiles of keys, with slices of one packed tensor and both plain and
+// tensor-core kernels.
 TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
   constexpr int64_t kKeys = 150;
   constexpr Span kQueries{90, 60};
@@ -173,7 +174,7 @@ TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
     }
 }
 
-// A window equals starts that increase by one per query.
+// A window is equivalent to document starts that increase by one per query.
 TEST(Attention, WindowMatchesSlidingStarts) {
   const ArenaPtr arena = make_arena();
   constexpr int64_t kTokens = 150;

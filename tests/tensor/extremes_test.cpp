@@ -1,5 +1,6 @@
-// Rows and attention with extreme inputs, where sums of exponentials or squares fail first: values far apart (also
-// between blocks), all equal, single, at the ends; compared with plain float64 loops on every device.
+// Row ops and attention with extreme inputs, for which sums of exponentials or squares fail first: values far apart
+// (also between blocks), all equal, rows of one value, extremes at the ends; compared with plain float64 loops on every
+// device.
 
 #include <algorithm>
 #include <array>
@@ -99,7 +100,8 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
   EXPECT_LE(row_difference(host_values(log_softmax_backward(seed, log)), log_dx, n, 1), error_bound(dtype)) << n;
 }
 
-// Losses, and gradients of every implementation; targets at the ends and in the middle of rows, and ignored ones.
+// Checks losses and gradients of every implementation, with targets at the ends and in the middle of rows and with
+// ignored ones.
 void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Values x = extreme_rows(n);
   const int64_t rows = std::ssize(x) / n;
@@ -140,7 +142,7 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
   for (const bool center : {true, false}) {
     const Values x = extreme_rows(n), gamma = normals(n, "gamma"), beta = normals(n, "beta"),
                  dy = normals(std::ssize(x), "dy");
-    // A row of equal values shows only the rounding of its mean.
+    // The output of a row of equal values consists only of the rounding error of its mean.
     const double bound = 5 * error_bound(dtype), of_mean = dtype == DType::float64 ? 0x1p-49 : 0x1p-20;
     Values y, dx, terms;
     const auto width = static_cast<double>(n);
@@ -189,7 +191,7 @@ using ExtremeRowsGpu = test::OnGpu;
 
 TEST_F(ExtremeRowsGpu, MatchReferenceLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
 
-// The head's loss in row blocks, the last of one row, and in blocks of one row each.
+// The head computes its loss in row blocks, of which the last has one row, or in blocks of one row each.
 TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
   constexpr int64_t kRows = 7, kChannels = 3, kVocab = 4099;
   const ArenaPtr arena = make_arena();
@@ -229,10 +231,10 @@ TEST_F(ExtremeRows, HeadInRowBlocksMatchesReferenceLoops) {
     }
 }
 
-// Attention with extreme scores: far apart between blocks of keys, all equal, blocks of one key, the first and the last
-// query; compared with plain float64 loops.
+// Attention with scores that are far apart between blocks of keys or all equal, with blocks of one key, and for the
+// first and the last query; compared with plain float64 loops.
 
-// Scores near 200 leave less precision for their differences.
+// Differences of scores near 200 are less precise.
 double attention_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
 
 void expect_matches_reference(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
@@ -300,8 +302,8 @@ TEST_F(AttentionExtremeInputsGpu, TensorCoresMatchReferenceLoops) {
                               arena);
 }
 
-// Tiles of keys computed separately and merged by their log-sum-exp, in any order, in the accumulation dtype or rounded
-// to the operands' dtype.
+// Checks tiles of keys that are computed separately and merged by their log-sum-exp, in any order; their outputs have
+// the accumulation dtype or are rounded to the operands' dtype.
 void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64_t> cuts, const ArenaPtr& arena) {
   const AttentionShape s{.b = 2, .tq = 16, .tk = 96, .h = 2, .k = 2, .d = 8, .causal = false};
   const AttentionValues x = sample_extreme(s, extreme, 7);
@@ -312,7 +314,7 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
   const AttentionResult full{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
   Tensor out = full.out, lse = full.lse;
   out.fill(0);
-  lse.fill(-INFINITY);  // lse without keys
+  lse.fill(-INFINITY);  // log-sum-exp over no keys
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = std::min(cuts[i], cuts[i + 1]), count = std::abs(cuts[i + 1] - cuts[i]);
     const AttentionResult part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};

@@ -31,7 +31,7 @@ using namespace test;
 
 using StructuredGpu = test::OnGpu;
 
-// An element may be rounded differently: half an ulp, plus the error of the sums.
+// Elements may differ by a different rounding (half an ulp) and by the error of their sums.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 8e-3; }
 
 Tensor make_ids(const std::vector<int32_t>& v) {
@@ -42,7 +42,7 @@ std::vector<int32_t> random_ids(int64_t n, int64_t below, const std::string& nam
   return made({n}, DType::int32, make_arena(), id).to_vector<int32_t>();
 }
 
-// Rows of one warp, of a block, and beyond a block's registers; with and without full vectors of 16 bytes.
+// Rows that fit in a warp, in a block's registers, or in neither; of full vectors of 16 bytes or not.
 TEST_F(StructuredGpu, NormsAndSoftmaxSupportAnyRowLength) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t c : {1, 96, 1001, 2048, 4100, 8193, 17000}) {
@@ -101,7 +101,7 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
       const Normed here = norm(x, c, c), there{Tensor(), here.mean.to(arena), here.rstd.to(arena)};
       const NormSums sums{.gamma = {x.make({shape[1]})}, .beta = {x.make({shape[1]}, DType::float32)}};
       norm_backward(dy, x, c, here, {}, sums);
-      // Sums that are accumulated into non-contiguous targets of two dtypes.
+      // The sums go into targets of two dtypes, one of them non-contiguous and accumulated.
       Tensor parts, gamma = x.to(arena).make({shape[1], 2}).select(1, 1),
                     beta = x.to(arena).make({shape[1]}, DType::float32);
       gamma.fill(0);
@@ -132,7 +132,8 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRowsMatchCpu) {
     }
 }
 
-// A row with more tokens than a block collects at a time, rows without tokens, a table of a different dtype.
+// Cases: a table row with more tokens than a block collects at a time, rows without tokens, and a table of a different
+// dtype.
 TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
   for (const int64_t vocab : {3, 300, 2100})
     for (const DType dtype : test::floating(arena)) {
@@ -215,8 +216,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
     }
 }
 
-// On a GPU with the row in shared memory if it fits, and with two kernels if it does not or is not a multiple of 16
-// bytes.
+// A GPU keeps the row in shared memory if it fits and is a multiple of 16 bytes, and otherwise uses two kernels.
 TEST_F(StructuredGpu, CrossEntropyInPlaceMatchesTwoPassesBitwise) {
   for (const ArenaPtr& where : {arena, make_arena()})
     for (const DType dtype : test::floating(arena))
@@ -304,8 +304,8 @@ struct Routing {
   RouteOptions options = {};
 };
 
-// Sometimes all logits have few distinct values, so that many are equal; long sequences, many experts, given choices.
-// `crowded`: the given choices come from different logits, and some are dropped.
+// Random routings with long sequences, many experts or given choices. Sometimes logits have few distinct values, so
+// that many are equal. `crowded`: the given choices come from different logits, and some are dropped.
 Routing random_routing(Sampler& d, DType dtype, bool crowded) {
   const int64_t experts = crowded ? 5 : d.of<int64_t>({1, 2, 5, 8, 33, 64, 300, 2000}), sequences = d.between(1, 4),
                 length = crowded ? 40 : std::min<int64_t>(experts > 64 ? 5 : 300, d.of<int64_t>({1, 3, 40, 300})),
@@ -340,7 +340,7 @@ TEST_F(ExpertsGpu, RoutingMatchesCpu) {
       EXPECT_EQ(there.counts, here.counts);
       EXPECT_EQ(std::tuple(there.rows, there.dropped, there.elsewhere, there.margin),
                 std::tuple(here.rows, here.dropped, here.elsewhere, here.margin));
-      if (dtype == DType::float64)  // whose exponentials come from the C library and CUDA
+      if (dtype == DType::float64)  // exponentials come from the C library and from CUDA
         EXPECT_LT(test::farthest(there.weights, here.weights), 1e-14);
       else
         EXPECT_TRUE(bitwise_equal(there.weights, here.weights));
@@ -393,7 +393,7 @@ TEST_F(ExpertsGpu, HostWaitsOncePerLayer) {
   EXPECT_EQ(waits() - before, 1);
 }
 
-// Rows with and without full vectors of 16 bytes, of a warp and of a block; dropped choices.
+// Rows that fit in a warp or need a block, of full vectors of 16 bytes or not; also dropped choices.
 TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial)
     for (const DType dtype : test::floating(arena)) {
@@ -416,7 +416,8 @@ TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
     }
 }
 
-// bfloat16 accumulates in steps of sixteen, so a bound applies; other dtypes are bitwise identical to the CPU.
+// Tensor cores accumulate bfloat16 products in groups of sixteen, so only a bound applies; other dtypes are bitwise
+// identical to the CPU.
 void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
   if (dtype != DType::bfloat16)
     EXPECT_TRUE(bitwise_equal(found, expected));
@@ -472,7 +473,7 @@ class RowsOfGroups {
     }
   }
 
-  // Gradients of each supported dtype, also non-contiguous.
+  // Checks weight gradients of each supported dtype, also non-contiguous ones.
   void check_gradients() {
     for (const DType to : {dtype_, accum_dtype(dtype_)}) check_gradients(to, false);
     check_gradients(DType::float32, true);
@@ -531,7 +532,7 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
     }
 }
 
-// Even if a different number of rows and groups selects a different tile size.
+// This holds even if a different number of rows or groups selects a different tile size.
 TEST_F(ExpertsGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;

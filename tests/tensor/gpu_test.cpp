@@ -84,7 +84,7 @@ TEST_F(TensorsGpu, UnaryOpsMatchCpuBitwise) {
   });
 }
 
-// A build may omit float64 kernels. Copies, sums and additions of losses remain.
+// A build may omit float64 kernels, but retains the copies, sums and additions that losses require.
 TEST_F(TensorsGpu, OpsWithoutFloat64KernelsReportReason) {
   const Tensor x = random_tensor({40}, DType::float64, "x"), there = x.to(arena);
   EXPECT_TRUE(bitwise_equal(sum(there), sum(x)));
@@ -161,7 +161,7 @@ TEST_F(TensorsGpu, InPlaceSumsMatchCpuBitwise) {
     }
 }
 
-// RoPE and SwiGLU on a GPU against the CPU: sizes with and without full vectors of 16 bytes.
+// RoPE and SwiGLU on a GPU, compared with the CPU, with rows of full vectors of 16 bytes and others.
 
 using RotarySwigluGpu = test::OnGpu;
 
@@ -189,8 +189,8 @@ TEST_F(RotarySwigluGpu, SwigluMatchesCpuBitwise) {
     }
 }
 
-// In place and out of place, where unrotated elements are copied; forward and inverse, positions in any order. Tokens
-// have some elements after the rotated ones.
+// RoPE in place, and out of place, which copies the unrotated elements; forward and inverse, with positions in any
+// order. Tokens have some elements after the rotated ones.
 TEST_F(RotarySwigluGpu, RopeMatchesCpuBitwise) {
   constexpr size_t kTokens = 11;
   const std::vector<int32_t> any = {3, 40, 0, 7, 7, 1, 2, 39, 11, 12, 13};

@@ -69,8 +69,8 @@ class Sampler {
   uint64_t at_ = 0;
 };
 
-// Maximum error of out = a b + bias relative to the rounding bound of its sum of magnitudes; and the error if the
-// matmul were rounded before the bias is added, which no algorithm may do.
+// `most`: maximum error of out = a b + bias, relative to the rounding bound of the sum of magnitudes. `rounded_first`:
+// the error of an algorithm that rounds the product before adding the bias, which none may do.
 struct Excess {
   double max_error = 0, rounded_first = 0;
   friend bool operator<=(const Excess& e, double limit) { return e.max_error <= limit; }
@@ -333,7 +333,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
                      b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
         const Activated forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
         EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
-        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the sum before adding the bias
+        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the product before adding the bias
         expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
         const Tensor dy = normal(4, {2, rows, in}, dtype, arena), w = normal(5, {in, out}, dtype, arena),
                      h = normal(6, {2, rows, out}, dtype, arena);
@@ -345,7 +345,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
         EXPECT_EQ(dbias.defined(), !with_bias || arena->local<KernelLog>().gelu_gradient.fused == before);
         if (!with_bias || !dbias.defined()) continue;  // computed with the weight gradient
         Tensor sums = h.make({out}, DType::float32);
-        sum_rows(sums, dh);  // of dh as rounded
+        sum_rows(sums, dh);  // sums of the rounded dh
         expect_near(dbias, sums, 1e-5, 1e-5, "dbias");
       }
 }
@@ -401,7 +401,7 @@ TEST_F(LinearGeluGpu, ResultsAreBitwiseIndependentOfStridesAndAddresses) {
   }
 }
 
-// Whether the passes are fused: decided by timing on a GPU, always on the emulated one, never if disallowed.
+// Passes are always fused on the emulated GPU and never if disallowed; on a GPU timing decides.
 TEST_F(LinearGeluGpu, FusesOnlyIfAllowed) {
   if constexpr (kWithCuda) {
     const auto tries = [&](DType dtype, int64_t out) {

@@ -38,7 +38,7 @@ int64_t count_elements(const std::vector<ElementRun>& runs) {
                          [](int64_t sum, const ElementRun& run) { return sum + run.count; });
 }
 
-// The bytes of these element runs of a matrix with bytes `full`.
+// The bytes of these element runs, copied from the matrix's bytes `full`.
 Tensor as_bytes(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& full) {
   const Tensor bytes = Tensor::empty({p.bytes(count_elements(runs))}, DType::uint8, make_arena());
   int64_t next = 0;
@@ -88,7 +88,7 @@ std::vector<double> nf4_reference(const std::vector<float>& x) {
   return out;
 }
 
-// One value in a thousand may be so close to a midpoint that float selects the other neighbour.
+// One value in a thousand may be so close to the midpoint of two codes that float rounding selects the other one.
 void expect_near(const std::vector<float>& found, const std::vector<double>& expected) {
   size_t off = 0;
   for (size_t i = 0; i < found.size(); ++i)
@@ -236,8 +236,8 @@ TEST(Half, EveryFloat16RoundTrips) {
   EXPECT_EQ(to_half(1.0F + 0x1.8p-10F).bits, 0x3c02);
 }
 
-// GPTQ and plain rounding: against the paper's algorithm for one row (with a shrinking inverse), against each other on
-// random inputs, and with degenerate inputs.
+// GPTQ and plain rounding, compared with the paper's algorithm for one row (with a shrinking inverse) and, on random
+// inputs, with each other; also degenerate inputs.
 
 Tensor random_tensor(const Shape& shape, const char* name, uint64_t seed, double deviation = 1) {
   const Philox random = Philox::named(seed, name);
@@ -350,7 +350,7 @@ TEST(Gptq, OutputErrorMatchesErrorOfLayerOutput) {
 }
 
 TEST(Gptq, RoundToNearestComputesScalesAndCodes) {
-  // The maximum, 30, gives a scale of 4: 7 is the largest code above zero, -8 the smallest below; -0.8 becomes 0.
+  // The maximum, 30, gives a scale of 4, since codes range from -8 to 7; -0.8 becomes 0.
   const Tensor w = Tensor::of<float>(std::vector<float>{30, -30, 6.1F, -0.8F, 0, 0, 0, 0}, {1, 8}, make_arena());
   const Int4Matrix m = round_to_nearest(w, 4);
   EXPECT_EQ(decoded(m), (std::vector<float>{28, -32, 8, 0, 0, 0, 0, 0}));

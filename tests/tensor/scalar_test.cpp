@@ -250,7 +250,7 @@ TEST(Gemm, AccumulatesInOneFmaChainForAnyBlocksAndThreads) {
 
 // Copies to bfloat16 round once, to nearest even: contiguous or not, on any device.
 
-// All exponents and signs, and mantissas on both sides of every midpoint.
+// Floats of all exponents and signs, with mantissas on both sides of midpoints.
 std::vector<double> floats() {
   const Philox random = Philox::named(1, "floats");
   std::vector<double> out;

@@ -177,7 +177,7 @@ TEST(DryRunDevice, GpuLogitsAreComputedInOneBlock) {
 
 // Regions on a system that refuses a terabyte of addresses.
 
-// In a separate process: regions are disjoint, map only what is used, and release their addresses.
+// Runs in a separate process and checks that regions are disjoint, map only what is used, and release their addresses.
 [[noreturn]] void use_regions_under_a_limit() {
   const rlimit limit{int64_t{2} << 30, int64_t{2} << 30};
   const int64_t tera = int64_t{1} << 40, part = int64_t{3} << 20;

@@ -36,7 +36,7 @@ struct Watched {
 // Receives each call during a test; null: none.
 std::vector<Watched>* watched = nullptr;
 
-// Rejected calls and their errno: "renameat2" (with flags), "fsync" (of directories), "fallocate", "mmap".
+// The errno of each rejected call: "renameat2" (with flags), "fsync" (of directories), "fallocate", "mmap".
 std::map<std::string, int> refused;
 
 std::string descriptor_path(int fd) {
@@ -296,7 +296,7 @@ class FlushTest : public testing::Test {
  protected:
   FlushTest() { watched = &calls_; }
   ~FlushTest() override { watched = nullptr; }
-  // Index of the last such call, -1 if there is none.
+  // Index of the last such call, or -1 if there is none.
   int64_t last(const std::string& call, const fs::path& path) const {
     for (size_t i = calls_.size(); i-- > 0;)
       if (calls_[i].call == call && calls_[i].path == path.string()) return static_cast<int64_t>(i);

@@ -27,7 +27,7 @@ constexpr int64_t kContext = 8, kBatch = 12, kVocab = 37;
 
 class EpochsTest : public testing::Test {
  protected:
-  // Windows start with different tokens: the token at i is i % 251, and files begin 100 apart.
+  // Windows start with different tokens: the token at position i is i % 251, and files begin 100 positions apart.
   static TokenFile numbered(int32_t first, int64_t count) {
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((first + i) % 251));
@@ -92,7 +92,7 @@ TEST_F(EpochsTest, ReadEveryWindowOncePerEpoch) {
   }
   EXPECT_EQ(orders.size(), 8U);  // each epoch has a different order
   EXPECT_NE(firsts(make_sequences(data, kContext, 5, 4), 5, 0, kWindows), firsts(sequences, 5, 0, kWindows));
-  // The batch size partitions the list without changing it.
+  // The batch size only partitions the list of windows.
   EXPECT_EQ(firsts(make_sequences(data, kContext, 7, 3), 7, 0, 40), firsts(sequences, 5, 0, 40));
 }
 
@@ -140,8 +140,8 @@ TEST_F(EpochsTest, EveryLayoutReadsSameRows) {
   }
 }
 
-// Rows computed by each worker of an asynchronous run at each of its clocks: its own rows of that step, with their
-// random numbers. All workers together equal one rank's step.
+// At each of its clocks, a worker of an asynchronous run computes its own rows of that step, with their random numbers.
+// All workers' rows together are those of one rank's step.
 
 // A loss and gradients, or values, by name.
 using Values = std::map<std::string, std::vector<double>>;
@@ -176,7 +176,7 @@ void expect_near(const Values& found, const Values& expected, const std::string&
   }
 }
 
-// Losses and gradients of each of a worker's rows, computed separately on one rank with the initial weights.
+// Loss and gradients of a worker's rows, each computed separately on one rank with the initial weights.
 Values rows_alone(const TrainConfig& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
   const auto model = full_model(job, kVocab);
@@ -274,7 +274,7 @@ TEST_F(AsyncWorkers, LoadEachRowOnce) {
 // Tokens of a split: less than a window, a window plus one token, and numbers of windows not divisible by any batch.
 constexpr int64_t kSizes[] = {2, 8, 9, 41, 100};
 
-// Large weights, so that the loss depends on all preceding tokens and on the position.
+// The weights are large, so that the loss depends on all preceding tokens and on the position.
 Values random_values(LanguageModel& model) {
   Values out;
   for (const Parameter* p : model.parameters()) {

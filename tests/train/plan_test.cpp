@@ -231,7 +231,7 @@ TEST(TrainedExperts, ExpertLoadCoversAllRanks) {
   EXPECT_EQ(all, 3 * 2 * 8 * 10 * 2);
 }
 
-// Ranks of cp hold shards of the sequences, whose first tokens are within capacity.
+// With cp, ranks hold chunks of the sequences; capacity admits the first tokens of each full sequence.
 TEST(TrainedExperts, CapacityAppliesToFullSequences) {
   TrainConfig job = small_job();
   job.model.context = 12;
@@ -366,7 +366,7 @@ TEST(FirstNonFinite, FindsElementAtAnyPosition) {
 // A rank is a straggler only if it clearly stands out.
 
 TEST(Straggler, OnlyOutliersAreDetected) {
-  const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
+  const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // the three other ranks waited 12 s of 30 s in total
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);
   EXPECT_DOUBLE_EQ(late->fraction, 0.4);
@@ -375,7 +375,7 @@ TEST(Straggler, OnlyOutliersAreDetected) {
   EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean
   EXPECT_FALSE(find_straggler({0, 1.5}, 1.9));           // too short a run to say
   EXPECT_FALSE(find_straggler({0}, 10));
-  // One unit on either side of each limit: 6 s is a fifth of 30 s, 6 s is twice 3 s, and 2 s suffice.
+  // Values just below and above each limit: 6 s is a fifth of 30 s, 6 s is twice 3 s, and a run of 2 s suffices.
   for (const double more : {-0.001, 0.0, 0.001}) {
     EXPECT_EQ(find_straggler({0, 6 + more, 0, 0}, 10).has_value(), more >= 0) << more;
     EXPECT_EQ(find_straggler({3, 6 + more, 3, 3}, 9).has_value(), more >= 0) << more;

@@ -82,7 +82,7 @@ TEST(QuantizeLayers, InputsComeFromQuantizedPredecessors) {
       std::vector<float> decoded(static_cast<size_t>(l.weight.value().numel()));
       made[i].matrix.decode(0, decoded);
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
-      // Inputs are measured in the current model: those of a layer depend only on preceding layers.
+      // Measuring inputs in the final model is valid, because those of a layer depend only on preceding layers.
       InputSquares inputs(l.weight.dim(1));
       int64_t max_rows = 5;  // targets of the last window
       l.hooks.matmul = [&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {

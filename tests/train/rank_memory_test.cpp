@@ -88,7 +88,7 @@ TEST(RankMemory, MatchesRunningRanks) {
   }
 }
 
-// Ranks wait for reductions and parameters from another thread; their memory is independent of its timing.
+// Another thread performs reductions and prefetches parameters; the ranks' memory does not depend on its timing.
 TEST(RankMemory, IsReproducible) {
   TrainConfig job =
       small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
@@ -109,8 +109,8 @@ TEST(RankMemory, CoversLargestTensorShard) {
   EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
 }
 
-// In a ring, the last rank uses all its queries at every hop, the first rank half of them after hop 0. A CPU
-// with only AVX2 packs less in bf16, where both then have the same peak.
+// In a ring, the last rank uses all its queries at every hop, the first rank only half of them after hop 0. On a CPU
+// with only AVX2, which packs less in bf16, both have the same peak.
 TEST(RankMemory, CoversContextRankWithHighestPeak) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
@@ -312,8 +312,8 @@ TEST(MemoryCheck, RejectsOneMissingByteAndSuggestsFittingPlan) {
   }
 }
 
-// Without activations: 16 bytes of value, gradient and two moments per parameter. Tables of 200 tokens and 64
-// positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
+// The minimum excludes activations: 16 bytes of value, gradient and two moments per parameter. Tables of 200 tokens and
+// 64 positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
 TEST(MemoryCheck, MinimumIsExactToTheByte) {
   const TrainConfig job = small_job({.dp = 2});
   constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
@@ -332,7 +332,7 @@ TEST(MemoryCheck, CountsLocalRanksAndAdditionalMemory) {
   const auto refusal = memory_refusal(job, {.ranks = 1, .more = 1, .more_is = "a crumb"}, {one, "a test leaves"});
   ASSERT_TRUE(refusal);
   EXPECT_TRUE(has(refusal->table, "a crumb"));
-  // Gathered bytes replace activations.
+  // The check takes the larger of activations and gathered bytes, not their sum.
   const int64_t activations = memory_of_ranks(job)[0].activations;
   EXPECT_FALSE(memory_refusal(job, {.ranks = 1, .gathered = activations}, {one, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));

@@ -1,6 +1,7 @@
 // The initial state of a run: loaded weights, or the state of a run under another plan, in every layout, dtype and
-// optimizer. The loss before the first step and of its batch is the source's, and steps with a learning rate of 0
-// change nothing, so master weights, the synchronized copy of DiLoCo and servers' shards have been loaded too.
+// optimizer. The losses before the first step and of its batch equal the source's. Steps with a learning rate of 0
+// change nothing, which shows that master weights, the synchronized copy of DiLoCo and servers' shards have been loaded
+// too.
 
 #include <fmt/format.h>
 
@@ -270,7 +271,7 @@ void expect_resumes(const TrainConfig& from, const TrainConfig& under) {
   }
 }
 
-// Runs whose state has plain names; for asynchronous and DiLoCo runs see async_test.cpp, same_file_test.cpp.
+// Covers synchronous runs; for asynchronous and DiLoCo runs see async_test.cpp and same_file_test.cpp.
 TEST_F(RunStart, ResumesBytewiseUnderDifferentPlan) {
   Refusals refused;
   for_each_start(
@@ -288,7 +289,7 @@ TEST_F(RunStart, ResumesBytewiseUnderDifferentPlan) {
   EXPECT_EQ(refused, Refusals{});
 }
 
-// Rows other than windows of one file: packed examples with untrained prompts, a mixture, documents.
+// Rows that are not windows of one file: packed examples with untrained prompts, a mixture, or documents.
 Sequences make_rows(const std::string& kind) {
   if (kind == "documents") return synthetic();
   static const Dataset mixture = [] {
@@ -310,11 +311,12 @@ Sequences make_rows(const std::string& kind) {
     return out;
   }();
   Sequences out = make_sequences(kind == "examples" ? examples : mixture, kContext, kBatch, 1);
-  out.document_end = 0;  // of the split
+  out.document_end = 0;  // the token that ends the split's documents
   return out;
 }
 
-// The mean over the trained targets of the first batch by a plan-independent model, with each document separate.
+// The mean loss over the trained targets of the first batch, computed by a plan-independent model with each document
+// separate.
 double direct_loss(const TrainConfig& job, const Weights& weights, const Sequences& rows) {
   const ArenaPtr arena = make_arena();
   const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Requests a stop after `last` steps, and a checkpoint after the first.
+// Requests a stop so that the run ends after `last` steps, and a checkpoint after the first step.
 class Wishes final : public RunObserver {
  public:
   explicit Wishes(int64_t last) : last_(last) {}

@@ -133,7 +133,8 @@ void expect_identical_after_resume(const Plan& before, const Plan& after, Optimi
   for (const auto& [name, bytes] : full_tensors) EXPECT_TRUE(bytes == rest[name]) << name;
 }
 
-// Step 4 follows the outer step of step 3; of two fragments the second has its outer steps at steps 1, 4 and 7.
+// Runs are resumed after step 4, between the outer steps of steps 3 and 6; with two fragments, the second one has its
+// outer steps at steps 1, 4 and 7.
 TEST(ReplicasResume, ResumesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3}, with_stages = plan;
   expect_identical_after_resume(plan, plan, OptimizerKind::adamw);
@@ -198,14 +199,14 @@ TEST(ReplicasResume, DifferentLayoutResumesBitwiseIdentically) {
   Plan copies = ddp;
   copies.tie_copies = true;
   expect_identical_after_resume(copies, staged, OptimizerKind::muon);
-  // Two sums of two ranks each: with one micro-batch the order is independent of the stage.
+  // Two groups of two ranks each: with one micro-batch the summation order is the same for every ZeRO stage.
   expect_identical_after_resume({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
                                 {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
   expect_identical_after_resume({.dp = 4, .ep = 2, .zero = ZeroStage::three, .shard_ranks = 2},
                                 {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
 }
 
-// The same on GPUs: ranks save copies from the GPU.
+// The same on GPUs, where ranks save copies of GPU memory.
 using ReplicasResumeGpu = test::OnGpu;
 TEST_F(ReplicasResumeGpu, ResumesBetweenSynchronizations) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
@@ -233,8 +234,8 @@ TEST_F(ReplicasResumeGpu, ValidatesSynchronizedWeightsBetweenOuterSteps) {
 
 namespace fs = std::filesystem;
 
-std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
-  std::vector<SavedPart> out;
+std::vector<SavedSlice> saved_parts(const std::vector<TensorSlice>& held) {
+  std::vector<SavedSlice> out;
   for (const TensorSlice& h : held) {
     out.push_back({h.name, h.parameter->full_shape, h.parameter->shard, h.begin, h.part.numel()});
     out.back().shard.axis.clear();
@@ -243,10 +244,10 @@ std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
 }
 
 // Ordered by name, since a rank's optimizer lists kinds before units.
-std::string to_string(std::vector<SavedPart> parts) {
-  std::ranges::sort(parts, {}, &SavedPart::name);
+std::string to_string(std::vector<SavedSlice> parts) {
+  std::ranges::sort(parts, {}, &SavedSlice::name);
   std::string out;
-  for (const SavedPart& p : parts) out += describe_parts({p}) + " " + std::to_string(p.count) + "\n";
+  for (const SavedSlice& p : parts) out += describe_parts({p}) + " " + std::to_string(p.count) + "\n";
   return out;
 }
 
@@ -312,7 +313,7 @@ TEST_F(SavedTensorsTest, ListedSlicesReassembleFullTensors) {
     SCOPED_TRACE(to_text(plan));
     check(job);
     for (const auto& e : fs::directory_iterator(path(""))) fs::remove(e.path());
-    const auto values = parts_of_ranks(job, false), state = parts_of_ranks(job, true);
+    const auto values = slices_of_ranks(job, false), state = slices_of_ranks(job, true);
     ASSERT_EQ(std::ssize(values), plan.ranks());
     std::vector<std::string> held(values.size()), held_state(values.size());
     std::vector<NamedTensor> full_tensors, full_state_tensors;

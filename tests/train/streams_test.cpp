@@ -40,14 +40,14 @@ const ModelConfig kGpt{.layers = 2,
                        .dropout = 0.5,
                        .lora = {.rank = 4, .alpha = 4, .dropout = 0.5, .targets = {"c_attn", "mlp.c_proj"}}};
 
-// Fair random bits from comparisons of values with a threshold.
+// Fair random bits, obtained by comparing values with a threshold.
 struct Streams : std::map<std::string, std::vector<bool>> {
   void add(const std::string& name, const Values& values, double limit) {
     std::vector<bool> bits;
     for (const double v : values) bits.push_back(v > limit);
     EXPECT_TRUE(emplace(name, std::move(bits)).second) << name;
   }
-  // No sequence of 48 bits repeats: equal, shifted and overlapping streams would share some.
+  // No sequence of 48 bits repeats; equal, shifted or overlapping streams would have some in common.
   void expect_independent() const {
     std::unordered_map<uint64_t, std::string> known;
     for (const auto& [name, bits] : *this) {
@@ -87,7 +87,7 @@ Streams masks(Plan plan, int64_t seed) {
         out.add(fmt::format("{} {} {} {}", module.full_name(), seed, at.step, at.first_sequence + row), masked, 0);
       }
     };
-    // Equal scores, and values that identify the keys.
+    // Scores are equal, and values identify the keys.
     const Var qkv = constant(96, [](size_t i) { return i % 96 >= 64 && i % 16 == i / 96 % 16 ? 1 : 0; });
     add(layer, packed_attention(qkv, layer.heads(), options).value(), true);
     if (&layer != model.all<Attention>()[0]) return;
@@ -109,7 +109,7 @@ Streams masks(Plan plan, int64_t seed) {
 
 TEST(RandomStreams, DropoutMasksDependOnlyOnLayerStepAndSequence) {
   Streams all = masks({}, 1);
-  EXPECT_EQ(all.size(), 8U * (1 + 2 * (2 + 2 + 1)));  // the embedding's; per layer two, its adapters', its attention's
+  EXPECT_EQ(all.size(), 8U * (1 + 2 * (2 + 2 + 1)));  // the embedding's; per layer 2, adapters' 2, attention's 1
   for (const Plan& plan : {Plan{.microbatches = 4}, Plan{.dp = 2, .microbatches = 2},
                            Plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 2}})
     EXPECT_TRUE(masks(plan, 1) == all) << to_text(plan);
@@ -117,8 +117,8 @@ TEST(RandomStreams, DropoutMasksDependOnlyOnLayerStepAndSequence) {
   all.expect_independent();
 }
 
-// Signs of initial values, and directions of stochastic rounding, by parameter; copies of a tied weight have equal
-// ones.
+// By parameter, the signs of initial values and the directions of stochastic rounding; they are equal in copies of a
+// tied weight.
 TEST(RandomStreams, ParametersHaveSeparateStreams) {
   ModelConfig tied = kGpt, mixture = kGpt;
   tied.tie_copies = true;
@@ -134,7 +134,7 @@ TEST(RandomStreams, ParametersHaveSeparateStreams) {
         Streams& to = p.is_copy() ? copies : all;
         if (p.init.deviation > 0) to.add(name, test::host_values(p.var.value()), 0);
         const Philox stream = rounding_streams(unit, seed)[s];
-        EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // used by initial values
+        EXPECT_NE(stream(0), Philox::named(seed, p.source())(0)) << name;  // that stream is used for initial values
         RoundingBits random;
         for (const uint64_t step : {0, 1}) {
           random.sample(stream, step, 0, kRoundedAtOnce);
@@ -147,12 +147,12 @@ TEST(RandomStreams, ParametersHaveSeparateStreams) {
         }
       }
   }
-  EXPECT_EQ(copies.size(), 7U);  // the head's
+  EXPECT_EQ(copies.size(), 7U);  // the streams of the head
   for (const auto& [name, bits] : copies) EXPECT_TRUE(all.at(name) == bits) << name;
   all.expect_independent();
 }
 
-// First tokens of 256 sequences, relative to each other.
+// The first tokens of 256 sequences.
 Values firsts(const Sequences& sequences, int64_t first, int64_t each = 1) {
   Values out;
   std::vector<int32_t> inputs(kContext), targets(kContext);
@@ -163,7 +163,7 @@ Values firsts(const Sequences& sequences, int64_t first, int64_t each = 1) {
   return out;
 }
 
-// Four texts with the same prompt, by a model with equal logits.
+// Four texts with the same prompt, sampled from a model with equal logits.
 std::vector<Values> texts(uint64_t seed, int64_t ranks) {
   std::vector<Values> out(4);
   train({.model = kGpt, .optim = {.batch = kBatch}, .plan = {.dp = ranks, .threads_per_rank = 1}}, 0,
@@ -207,7 +207,8 @@ TEST(RandomStreams, DataAndGeneratedTextsHaveSeparateStreams) {
       all.add(name + " of examples", firsts(of(rows, false), epoch * rows.train_examples->count()), 'a');
     }
     const Values anywhere = firsts(of(windows(0), false), 0);
-    EXPECT_GT(std::set<double>(anywhere.begin(), anywhere.end()).size(), 230U);  // 248 expected of 256 among 4,096
+    // On average, 256 random choices among 4,096 have 248 distinct values.
+    EXPECT_GT(std::set<double>(anywhere.begin(), anywhere.end()).size(), 230U);
     all.add(fmt::format("{} anywhere", seed), anywhere, kTokens / 2);
     all.add(fmt::format("{} synthetic", seed), firsts(synthetic_sequences(64, kContext, kBatch, seed), 0), 31);
     const std::vector<Values> written = texts(seed, 1);

@@ -28,7 +28,7 @@ inline void train(const TrainConfig& job, int64_t steps, const std::function<voi
   train(job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), steps, then);
 }
 
-// Tokens below 37.
+// A file of the tokens i * i % 37.
 inline TokenFile squares(int32_t count) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < count; ++i) tokens.push_back(i * i % 37);

@@ -18,8 +18,8 @@
 namespace tessera {
 namespace {
 
-// Each sequence ignores its targets before a different position, possibly the last: ranks and micro-batches have very
-// different numbers of targets. `packed`: documents of 1 to 6 tokens without an end token.
+// Each sequence ignores its targets before a different position, possibly the last, so that ranks and micro-batches
+// have very different numbers of targets. `packed`: documents of 1 to 6 tokens without an end token.
 Sequences masked_sequences(const TrainConfig& job, bool packed = false) {
   const int64_t context = job.model.context, batch = job.optim.batch;
   const Philox random = Philox::named(5, "masks");
@@ -91,7 +91,7 @@ TEST(Contract, EachStrategyAndZeroStageTrainsLikeOneRank) {
                   {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-// The default model, and the non-parallel path.
+// The default model on one rank, without any parallelism.
 TEST(Contract, OneRankMatchesOracle) {
   // Any ZeRO stage is valid on an axis of size 1.
   expect_passes(small_plan("ranks=1 microbatches=3"), {"zero=0", "zero=1", "zero=2", "zero=3"});
@@ -222,7 +222,7 @@ TEST(MeshContract, EachScheduleTrainsLikeOneRank) {
 TEST(MeshContract, EachShardingAxisTrainsLikeOneRank) {
   const std::vector<std::string_view> splits = {"tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses"};
   expect_passes(small_plan("dtype=fp64"), splits);
-  // Dropout of a shard of channels or tokens, including adapter inputs, has the mask of one rank.
+  // Dropout on a shard of channels or tokens, also of adapter inputs, uses the mask of one rank.
   for (const std::string family : {"gpt2", "llama"})
     expect_passes(small_plan("dtype=fp64 steps=4 lora_rank=2 lora_targets=all lora_dropout=0.2 family=" + family),
                   splits);
@@ -272,7 +272,7 @@ TEST(WideVocab, PipelinesTrainLikeOneRank) {
   expect_passes(o, {"schedule=1f1b", "schedule=gpipe", "schedule=zb-h1", "schedule=zb-v"});
 }
 
-// With untrained targets, every plan averages over those of the global batch, like one rank.
+// If some targets are untrained, every plan averages over the trained ones of the global batch, like one rank.
 
 VerifyHooks masked(bool packed) {
   return {.sequences = [packed](const TrainConfig& job) { return masked_sequences(job, packed); }};
@@ -344,7 +344,7 @@ TEST(MaskedTargets, AreRejectedWithAsyncWorkers) {
   EXPECT_NO_THROW(check_sequences(resolve(masked_plan("dp=2")), masked_sequences(job)));
 }
 
-// The oracle replays the routing of a plan that splits sums only if rounding explains it.
+// The oracle replays the routing of plans that split sums, and accepts it only if rounding explains the difference.
 
 // The plan's ranks route every token to the same two experts. Because the oracle replays these choices, all values and
 // gradients agree; only the margin reveals that the router did not make the choices.

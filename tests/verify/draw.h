@@ -43,7 +43,7 @@ inline VerifyResult expect_passes(const TypedOptions& o, const VerifyHooks& hook
   return r;
 }
 
-// Also with each of these options, "zero=1", "zero=2 dp=2", if the build has the kernels.
+// The same with each of the given options added, for example "zero=1" or "zero=2 dp=2", if the build has the kernels.
 inline void expect_passes(const TypedOptions& o, const std::vector<std::string_view>& each) {
   for (const std::string_view options : each) {
     TypedOptions one = o;
@@ -75,8 +75,8 @@ inline void sample(Sampler& d, TypedOptions& o, std::string_view options) {
   }
 }
 
-// A schedule for pp ranks with its chunks and at least as many layers; `microbatches` if set, else as the schedule
-// requires.
+// Samples a schedule for pp ranks, its chunks and at least as many layers. Micro-batches come from `microbatches` or,
+// if that is empty, are what the schedule requires.
 inline void sample_schedule(Sampler& d, TypedOptions& o, std::string_view microbatches, int64_t chunks, int64_t more) {
   const auto& names = schedule_names();
   o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
@@ -89,7 +89,7 @@ inline void sample_schedule(Sampler& d, TypedOptions& o, std::string_view microb
   o["layers"] = o.plan.pp * own + d.between(0, more);
 }
 
-// Occasionally adds adapters to some layers of a model with known family.
+// Occasionally adds adapters to some layers of a model whose family is already set.
 inline void sample_adapters(Sampler& d, TypedOptions& o) {
   if (d.between(0, 3) != 0) return;
   const bool llama = value_name(o.model.family) == "llama";
@@ -121,7 +121,8 @@ inline void sample_replicas(Sampler& d, TypedOptions& o, int64_t data_ranks) {
   }
 }
 
-// A family for `o`, whose heads, channels and context are set: `unit` is the granularity of heads per rank.
+// Samples a family for `o`, whose heads, channels and context are already set; `unit` is the granularity of heads per
+// rank.
 inline void sample_family(Sampler& d, TypedOptions& o, int64_t unit = 1) {
   o["family"] = d.of<const char*>({"gpt2", "llama"});
   if (d.between(0, 1) == 1) o["kv_heads"] = unit;

@@ -28,8 +28,8 @@ constexpr double kBound = 1e-12;
 
 Sequences sequences_for(const TrainConfig& job) { return test::synthetic(job, job.optim.seed); }
 
-// Trains under the plan to the end, after calling `first` on every rank, dumping one step or none (0). Returns the
-// losses and the final parameters.
+// Calls `first` on every rank and then trains under the plan to the end, dumping the given step, or none if it is 0.
+// Returns the losses and the final parameters.
 std::vector<std::vector<double>> train(
     const TrainConfig& job, int64_t step, const fs::path& directory,
     const std::function<void(Trainer&)>& first = [](Trainer&) {}) {
@@ -89,7 +89,7 @@ void expect_dump_of_one_rank(const TypedOptions& o) {
 
 using namespace test;
 
-// At most 12 ranks; with an optimizer that does not amplify rounding.
+// A plan of at most 12 ranks, with an optimizer that does not amplify rounding errors.
 TypedOptions sample_dumped(Sampler& d) {
   TypedOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
   do sample(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
@@ -142,7 +142,7 @@ TEST(Dump, DoesNotAffectTraining) {
   }
 }
 
-// A rank fails within the step, regardless of what the others have written.
+// A rank fails within the step, whatever other ranks have already written.
 TEST(Dump, AbortedDumpLeavesNoFile) {
   const Exchange directory;
   const TrainConfig job = verifiable(resolve(small_plan("dp=2 steps=3")));

@@ -20,7 +20,7 @@ namespace {
 
 using test::small_plan;
 
-// GPT-2 with 124 million parameters, mixed precision.
+// GPT-2 with 124 million parameters in mixed precision.
 TypedOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
   TypedOptions o = verify_defaults();
   o.preset = "gpt2";
@@ -107,13 +107,13 @@ TEST(Expected, MuonTrafficMatchesManualCount) {
   const TypedOptions o = tiny("ranks=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3072 * 4);
   EXPECT_EQ(optimizer_of_first(o), 3072 * 4 + (3952 - 3072) * 8);
-  // Shards of 1536: rank 0 has qkv and proj and the first half of up. The first owns up and qkv, the second down and
-  // proj: so the second sends 512 of up, the first 256 of proj, and both get them back.
+  // Shards of 1536: rank 0 has qkv and proj and the first half of up. Rank 0 owns up and qkv, rank 1 down and proj: so
+  // rank 1 sends 512 elements of up, rank 0 sends 256 of proj, and each receives the results.
   EXPECT_EQ(sent(tiny("ranks=2 optimizer=muon zero=1"), "send"), 2 * (512 + 256) * 4);
 }
 
-// Matrices of all ranks: qkv 768, proj 256, the router of four experts 64. Of each expert 2048 and 1024, on two of the
-// four ranks.
+// All ranks have the matrices qkv of 768 elements, proj of 256 and the router of four experts of 64; two of the four
+// ranks have the matrices of 2048 and 1024 of an expert.
 TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
   TypedOptions o = tiny("ranks=4 family=llama experts=4 ep=2 optimizer=muon");
   EXPECT_EQ(sent(o, "broadcast"), 3 * (768 + 256 + 64) * 4);
@@ -152,7 +152,7 @@ TEST(Expected, DilocoTrafficMatchesManualCount) {
 }
 
 // Two layers in two fragments: the embeddings and a block are 512 + 128 + 3280, the other block and the norm 3280 + 32.
-// With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
+// With H = 5 the first fragment is synchronized in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
 TEST(Expected, DilocoTrafficWithFragmentsMatchesManualCount) {
   TypedOptions o = tiny("ranks=2 layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
   EXPECT_EQ(sent(o, "all_reduce", "dp", 1), 0);
@@ -173,15 +173,15 @@ TEST(Expected, DilocoTrafficInBfloat16MatchesManualCount) {
   EXPECT_EQ(sent(o, "all_reduce"), 2 * 3952 * 2);
 }
 
-// Two groups of two context ranks: gradients within a group in each step and, with this H, one synchronization between
-// groups.
+// Two groups of two context ranks: gradients are reduced within a group in each step and, with H = 3, synchronized once
+// between groups.
 TEST(Expected, DilocoTrafficWithContextRanksMatchesManualCount) {
   const TypedOptions o = tiny("ranks=4 cp=2 dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(sent(o, "all_reduce", "cp", 3), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(sent(o, "all_reduce", "dp", 3), 2 * 2 * 3952 * 4);
 }
 
-// The memory bound of pipeline ranks: counted manually, tight where possible, and violated by a plan that holds more.
+// The memory bound of pipeline ranks equals a manual count, is tight, and is violated by a plan that holds more.
 
 using Peaks = std::vector<int64_t>;
 
@@ -198,7 +198,7 @@ TEST(StageMemory, PeaksMatchManualCount) {
   EXPECT_EQ(peaks_of_ranks(zb_v(2, 1), {m, m, m, m}, 1).at(1), 200 + 10 + 15);
   const StageMemory little{.saved = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
   const Schedule both = parse_schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1\n", "both");
-  // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first, the input of 1F0, is included in its 5.
+  // Before 1F0 the outputs of 0F0 and 0F1 are held, 3 bytes each; the first is the input of 1F0 and included in its 5.
   EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));
 }
 
@@ -325,7 +325,8 @@ struct Tensors {
 };
 
 TEST_F(Bounds, RejectTensorsOutsideTolerance) {
-  // 0.25 in twelve places has the norm 0.25 sqrt(12): a change d of one place is d / (0.25 sqrt(12)) of it.
+  // Twelve elements of 0.25 have the norm 0.25 sqrt(12), so a change d of one element is a relative error of d / (0.25
+  // sqrt(12)).
   const double norm = 0.25 * std::sqrt(12.0);
   for (const size_t which : {0, 1})
     for (const int64_t place : {0, 5, 11}) {

@@ -83,7 +83,7 @@ TEST(Faults, ReportsFailingRankAndCauseAtAnyCall) {
       }
 }
 
-// Between communication calls: a rank's data cannot be read.
+// A rank fails between communication calls, because its data cannot be read.
 TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
   for (const TypedOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
@@ -100,7 +100,7 @@ TEST(Faults, DataErrorOnOneRankStopsOtherRanks) {
   }
 }
 
-// One rank's local loss: all ranks learn of it before any update.
+// The loss is non-finite on one rank, and all ranks learn of it before any update.
 TEST(Faults, NonFiniteLossOnOneRankStopsAllRanksInSameStep) {
   for (const TypedOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);

@@ -102,7 +102,7 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
   }
 }
 
-// Emulates a T4.
+// The capability is that of a T4.
 TEST_F(TrainingGpu, RejectsBf16WithoutHardwareSupport) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
@@ -140,8 +140,8 @@ TEST_F(TrainingGpu, MuonTrainsLikeOneRank) {
        "ranks=4 tp=2 zero=3 dtype=fp64", "ranks=4 pp=2 zero=1 microbatches=2", "ranks=2 dp_mode=dataparallel"});
 }
 
-// A model whose matrices are larger than its activations, without library workspaces. A step's reductions (loss, norm)
-// are not part of the prediction.
+// The model's matrices are larger than its activations, and no library allocates workspaces. A step's reductions (loss,
+// norm) are not part of the prediction.
 TEST_F(TrainingGpu, MuonStaysWithinExpectedMemory) {
   constexpr int64_t kSums = 16;
   for (const int64_t zero : {0, 1}) {
@@ -171,7 +171,8 @@ TEST_F(TrainingGpu, LocalUpdatesMatchReplay) {
        "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"});
 }
 
-// verify() itself, not only the command, chooses kernels without timing, and attention kernels with bitwise guarantees.
+// verify() itself, not only the command, chooses kernels without timing, and attention kernels that guarantee bitwise
+// reproducibility.
 TEST(Verifiable, SelectsBitwiseReproducibleKernels) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);
   EXPECT_EQ(verifiable({}).plan.attention, AttentionKernels::own);
@@ -262,7 +263,7 @@ TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOneRank) {
   }
 }
 
-// ZeRO-3 parameters in host memory: trained and saved like those on the GPU.
+// ZeRO-3 parameters in host memory are trained and saved like those on the GPU.
 
 using OffloadGpu = test::OnGpu;
 

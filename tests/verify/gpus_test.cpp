@@ -43,7 +43,7 @@ TEST_F(GpusTest, NcclRanksTrainLikeOneRank) {
   EXPECT_LT(of_two.back(), of_two.front());
 }
 
-// The same steps for threads and processes: NCCL's sums are equal, and MPI broadcasts its communicator ids.
+// Threads and processes make the same steps: NCCL's sums are equal, and MPI broadcasts NCCL's communicator ids.
 TEST_F(GpusTest, NcclProcessesMatchThreads) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
   const std::string mpirun = kMpirun + "2";
@@ -128,7 +128,8 @@ TEST_F(GpusTest, ReportsReasonForMissingStepGraph) {
         "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
 
-// One contract on processes: `mpirun ... tessera verify` for every strategy that supports several processes.
+// The contract for ranks that are processes: `mpirun ... tessera verify` for every strategy that supports several
+// processes.
 
 class MpiContract : public ProgramTest {
  protected:
@@ -140,14 +141,14 @@ class MpiContract : public ProgramTest {
   }
 };
 
-// A variable of a launcher that did not start the program.
+// The environment has a variable of a launcher that did not start the program.
 TEST_F(MpiContract, ErrorNamesRanksOptionIfMpiRanksAreMissing) {
   const Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
   EXPECT_EQ(r.status, 2) << r.err;
   EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: expected the size of the MPI job, 1, got 2\n"));
 }
 
-// Twenty steps: bitwise, or within the tolerance of plans that split sums.
+// Results are bitwise identical or, for plans that split sums, within tolerance.
 TEST_F(MpiContract, ProcessesTrainLikeOneRank) {
   const std::tuple<int, const char*, bool> cases[] = {
       {2, "--pp 2 --microbatches 2 --schedule zb-h1", true},

@@ -24,14 +24,14 @@ namespace {
 
 using namespace test;
 
-// The contract fails, or training itself stops.
+// Expects the unmodified plan to pass, and with the fault the contract to fail or training to stop.
 void expect_detected_by_verify(std::string_view mutation, const TypedOptions& o) {
   const TrainConfig job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
   EXPECT_FALSE(verify(job, with_fault(find_fault(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
 
-// Under each of the plans, with both kinds of optimizer.
+// The same under each of the plans, with both kinds of optimizer.
 void expect_detected_by_verify(std::string_view mutation, std::string_view options,
                                std::initializer_list<std::string_view> each) {
   for (const char* optimizer : {"sgd", "adamw"})
@@ -54,7 +54,7 @@ TEST(Mutation, DetectsFaultsUnderDataParallelAndParameterServer) {
     expect_detected_by_verify(mutation, kThree, {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
-// Model parallelism, on the smallest mesh with the axis, and data parallelism combined with it.
+// Model parallelism on the smallest mesh that has the axis, alone and combined with data parallelism.
 TEST(Mutation, DetectsFaultsOnModelParallelAxes) {
   const std::pair<const char*, const char*> cases[] = {{"missing-input-gradient-sum", "tp=2"},
                                                        {"unsummed-norm-weight", "tp=2 sp=true"},
@@ -140,7 +140,7 @@ TEST_F(InjectedErrors, OneFlippedBitOfStateIsDetectedUnderSplitReductions) {
   for (const char* dtype : {"fp32", "bf16"}) expect_bits(one_step(dtype, "tp=2"));
 }
 
-// Scales the gradient of a replicated parameter by a relative error.
+// Scales the gradient of a replicated parameter by 1 + `share`.
 VerifyHooks too_large_by(double fraction) {
   return after_reductions([=](Trainer& t) {
     for (const FlatUnit& unit : t.state().strategy().shards())
@@ -172,8 +172,8 @@ TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
     }
 }
 
-// Each injected fault violates the contract, and the diagnosis identifies its cause from observations alone, over
-// TESSERA_PLANS random plans selected by TESSERA_DRAW.
+// In TESSERA_PLANS random plans selected by TESSERA_DRAW, each injected fault violates the contract, and the diagnosis
+// identifies its cause from observations alone.
 
 // A plan without faults, possibly invalid.
 TypedOptions sample_plan(Sampler& d) {
@@ -305,7 +305,7 @@ TEST(Diagnosis, IdentifiesMissingTensorAxisReduction) {
   EXPECT_EQ(first_index(o), "missing-forward-sum");
 }
 
-// A wide tolerance leaves only bytes as evidence.
+// With a wide tolerance, byte counts are the only evidence.
 TEST(Diagnosis, DistinguishesWeightFromActivationReductionByBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
@@ -328,7 +328,7 @@ TEST(Diagnosis, IdentifiesSequencesByGradientCoefficients) {
   EXPECT_EQ(with({1, 1, 1, 1}), "unknown");
 }
 
-// Targets of the second step only, all but every fourth, on the last stage of one or two pipelines.
+// In the second step, the last stage of one or two pipelines reads wrong targets, except in every fourth sequence.
 TEST(Diagnosis, ReportsRanksWithWrongTokens) {
   const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
     VerifyHooks hooks;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kVocab = 37, kBatch = 12;
 
-// Random examples, few of them long; the second half of each is trained.
+// Random examples, of which few are long; the second half of each is trained.
 Dataset examples(int64_t context, bool packed, uint64_t seed) {
   const Philox random = Philox::named(seed, "examples");
   std::vector<EncodedExample> all(2 * kBatch);
@@ -77,7 +77,7 @@ TEST(Padding, RoundsUpToRankMultipleWithinContext) {
   EXPECT_EQ(padded({20}), 320);
 }
 
-// Each row separately, unpadded, on one rank: values after two steps, and the loss of all rows.
+// Results of computing each row separately and unpadded on one rank: values after two steps, and the loss of all rows.
 struct Alone {
   File values;
   double loss = 0;
@@ -132,7 +132,7 @@ Alone rows_alone(const TrainConfig& job, const Dataset& data) {
   return out;
 }
 
-// Largest relative error of a tensor, by 2-norms. The key bias has only rounding errors as gradient.
+// Largest relative error of a tensor, by 2-norms. The gradient of the key bias consists only of rounding errors.
 double distance(const File& a, const File& b) {
   double worst = 0;
   for (const auto& [name, bytes] : a) {
@@ -175,7 +175,7 @@ TEST(Padding, UpdatesAndLossMatchUnpaddedRows) {
   }
 }
 
-// Micro-batches of different lengths on different ranks and at different times, and a longer context.
+// Micro-batch lengths differ between ranks and over time; also a longer context.
 TEST(Padding, LayoutsAndContextsProduceSameCheckpoint) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Sampler sample("one file", trial);
@@ -190,14 +190,14 @@ TEST(Padding, LayoutsAndContextsProduceSameCheckpoint) {
          {Plan{.dp = 3}, Plan{.dp = 3, .dp_mode = DataMode::dataparallel}, Plan{.dp = 3, .dp_mode = DataMode::ps_sync},
           Plan{.dp = 3, .zero = ZeroStage::three}, Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 3}})
       EXPECT_TRUE(train_to_file(job, plan, data) == one) << trial << ": " << to_text(plan);
-    if (job.model.family != Family::llama) continue;  // else the position table is longer
+    if (job.model.family != Family::llama) continue;  // with a position table, a longer context changes the model
     TrainConfig longer = job;
     longer.model.context = 4096;
     EXPECT_TRUE(train_to_file(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
   }
 }
 
-// Traffic is that of shorter rows, which formulas do not model.
+// Traffic is lower because rows are shorter, which the formulas do not model.
 TEST(Padding, PlansMatchOracle) {
   for (const bool packed : {false, true})
     for (const Plan& plan :
@@ -220,7 +220,7 @@ TEST(Padding, PlansMatchOracle) {
     }
 }
 
-// Attention over padded rows: zeros for padding, other rows bitwise identical to unpadded ones.
+// Attention over padded rows returns zeros for padding; other tokens are bitwise identical to those of unpadded rows.
 TEST(Padding, AttentionSkipsPaddingAndMatchesUnpaddedRows) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const ArenaPtr arena = make_arena();

@@ -1,4 +1,4 @@
-// Small plans for the contract, the command that reproduces one, and its ranks.
+// Small plans for the contract, the command that reproduces a plan, and runs on its ranks.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Options in user syntax: say(o, "zero=2 shard_ranks=2").
+// Sets options from their text: say(o, "zero=2 shard_ranks=2").
 inline void say(TypedOptions& o, std::string_view options) {
   for (const std::string& word : split(options, ' '))
     if (const size_t equals = word.find('='); equals != std::string::npos)

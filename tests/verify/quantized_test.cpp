@@ -73,7 +73,7 @@ TEST(Quantized, MemoryMatchesClosedForm) {
     }
   EXPECT_EQ(matrices, 4 * 2);
   EXPECT_EQ(means, 7 * 2);
-  // Groups of 16384: q, k, v, o, gate, up and down have one each.
+  // Each of q, k, v, o, gate, up and down has a single group of at most 16384 elements.
   EXPECT_EQ(bytes, elements / 2 + elements / 64 + 4 * means + 4 * means);
   EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(elements), (4 + 8 / 64.0 + 32 / (64.0 * 256)) / 8, 4e-4);
 }
@@ -99,7 +99,8 @@ void replace_scale(Packed& p) {
     if (scales[-i] != scales[-i - 1]) return std::swap(scales[-i], scales[-i - 1]);
 }
 
-// A rank quantizes its tile separately: block scales are local, but the mean is the tile's.
+// A rank quantizes its tile separately: block scales are the same, but the mean is that of the tile instead of the
+// matrix.
 void quantize_separately(Packed& p) {
   Tensor dequantized = p.bytes.make({p.packing.elements() / 2}, DType::float32);
   dequantize(p.packing, p.runs, p.bytes, dequantized);

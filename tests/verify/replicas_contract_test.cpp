@@ -24,7 +24,7 @@ TypedOptions short_plan(int64_t dp, std::string_view options = {}) {
   return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, options));
 }
 
-// Two reductions, in every order: within groups and between them.
+// Gradients are reduced within groups and between groups; random plans cover every order of summation.
 TEST(ReplicasContract, ShardingGroupsMatchOneRankExactly) {
   expect_random_pass(14, "groups", [](Sampler& d) {
     TypedOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
@@ -128,8 +128,8 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(found[i], expected[i]), 1e-12) << i;
 }
 
-// Synchronization in every step with plain SGD as inner and outer optimizer: data parallelism up to the order of
-// operations.
+// With synchronization in every step and plain SGD as inner and outer optimizer, local updates equal data parallelism
+// except for the order of operations.
 void expect_one_local_step_matches_ddp(TypedOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
   const std::vector<Tensor> ddp = trained(o);
@@ -265,7 +265,7 @@ TEST(ExpertsContract, TensorRanksGatherExpertMatricesForMuon) {
                 {"family=llama zero=0", "family=gpt2 zero=1", "family=llama zero=3 sp=true"});
 }
 
-// One owner among an expert's ranks is silent; all other owners send.
+// One owner among an expert's ranks sends nothing; all other owners send.
 TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
   const TypedOptions o = small_experts("dp=4 ep=2 optimizer=muon");
   expect_passes(o);
@@ -278,7 +278,7 @@ TEST(ExpertsContract, DetectsExpertOwnerWithoutBroadcast) {
   EXPECT_TRUE(has(r.seen.copies.front(), ".experts."));
 }
 
-// Separately: experts with few replicas, sharded over two of a group of four, and reduced over two groups.
+// Experts have fewer replicas: they are sharded over two ranks of a group of four and reduced over two groups.
 TEST(ExpertsContract, DetectsMissingReductionAcrossGroups) {
   const TypedOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);

@@ -48,7 +48,7 @@ std::vector<TypedOptions> plans() {
   const std::string widest = test::no_float64().empty() ? "dtype=fp64" : "dtype=fp32";
   return {one_rank(""), one_rank("dtype=bf16 zero=2"), one_rank("optimizer=sgd zero=3 microbatches=1"),
           one_rank("optimizer=adam recompute=block grad_dtype=bf16"), one_rank("optimizer=muon dtype=bf16"),
-          // Two local stages, and two copies of the tied weight.
+          // This rank has two stages and two copies of the tied weight.
           one_rank("schedule=interleaved " + widest),
           // Document boundaries differ in every step.
           one_rank("family=llama document_mask=true vocab=12 recompute=attention")};
@@ -89,7 +89,7 @@ Bytes as_bytes(Trainer& trainer, const std::vector<FlatUnit>& units) {
   return out;
 }
 Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.state().strategy().resident_units()); }
-// Parameters updated by this rank; it receives others from their owners.
+// The parameters that this rank updates; it receives the others from their owners.
 Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.state().strategy().shards()); }
 
 void on_ranks(TypedOptions o, Mode mode, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
@@ -165,12 +165,12 @@ TEST_F(StepGraphGpu, ReplaysMatchEagerStepsBitwise) {
   for (const TypedOptions& o : plans()) expect_same_steps(o, {Mode::queued, Mode::halves}, 3);
 }
 TEST_F(RanksStepGraphGpu, ReplaysAndCountsMatchQueuedStepsBitwise) {
-  // The arena may grow in three steps, and one is captured.
+  // At most four steps are queued: three in which the arena may grow, and the captured one.
   for (const TypedOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Mode::queued}, 4);
 }
 
-// A gradient is read in the middle of a step, which is illegal during a capture: in the backward pass of some
-// parameter, with half of the step complete. The run continues as if it had been queued from the beginning.
+// In the middle of the backward pass, when some parameter's gradient is complete, it is read, which is illegal during a
+// capture. The run continues as if it had been queued from the beginning.
 TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
   for (const TypedOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {
@@ -193,14 +193,14 @@ TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
   }
 }
 
-// Results depend on the scalars that a replay reads from memory.
+// Replays read the step's scalars from memory, and results depend on them.
 TEST_F(StepGraphGpu, ReplaysReadScalarsOfCurrentStep) {
   const Ran undisturbed = run(one_rank(""), Mode::captured);
   for (const char* options : {"seed=5", "warmup=6", "clip=0.3", "dropout=0"})
     EXPECT_FALSE(run(one_rank(options), Mode::captured).ranks[0].end == undisturbed.ranks[0].end) << options;
 }
 
-// Memory allocated by others between steps is not overwritten: the step is captured again.
+// Memory that other code allocates between steps is not overwritten: the step is captured again.
 TEST_F(StepGraphGpu, AllocationBetweenStepsTriggersRecapture) {
   const TypedOptions o = one_rank("steps=12");
   const Ran undisturbed = run(o, Mode::captured);
@@ -244,8 +244,8 @@ TEST_F(RanksStepGraphGpu, StepSynchronizesWithHostOnce) {
   for (const TypedOptions& o : nccl_plans(gpus)) expect_one_synchronization(o, Mode::captured);
 }
 
-// A non-finite value on the last rank, in a weight of the first norm, which every token passes: all ranks skip the
-// update and end in that step, with equal weights.
+// A weight of the first norm, which every token passes, becomes non-finite on the last rank: all ranks skip the update
+// and end in that step, with equal weights.
 void expect_nothing_updated(const TypedOptions& o) {
   for (const int64_t after : {0, 5}) {  // queued, and replayed
     std::atomic<int> ended = 0;
@@ -253,7 +253,8 @@ void expect_nothing_updated(const TypedOptions& o) {
       SCOPED_TRACE(make_command(o));
       for (int64_t step = 0; step < after; ++step) trainer.step();
       const bool last = trainer.state().groups.world.rank() == trainer.state().groups.world.size() - 1;
-      for (const FlatUnit& unit : trainer.state().strategy().resident_units())  // ZeRO-3 has only its shard
+      for (const FlatUnit& unit :
+           trainer.state().strategy().resident_units())  // with ZeRO-3 the rank has only its shard
         if (last && unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
       const Bytes before = own_bytes(trainer);
       expect_error(Status::not_finite, {"step " + std::to_string(after + 1) + ": the loss is nan"},
@@ -433,7 +434,7 @@ std::string failure(std::string_view options, const std::function<void(Trainer&)
   return error_message([&] { on_ranks(over_nccl(2, options), Mode::captured, after_five); }, Status::communication);
 }
 
-// A rank fails before the agreement, or after it without launching.
+// A rank fails before the ranks agree on a step, or after that without launching it.
 TEST_F(RanksStepGraphGpu, FailingRankStopsOtherRanks) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {

@@ -41,12 +41,12 @@ std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& 
   return out;
 }
 
-SavedPart parse_part(const std::string& name, const Json& j, const std::string& what) {
+SavedSlice parse_part(const std::string& name, const Json& j, const std::string& what) {
   const auto refuse = [&]() -> InputError {
     return InputError(fmt::format(
         "{}: slice of '{}': expected shape, dim, runs and begin, with elements within the shape", what, name));
   };
-  SavedPart slice{.name = name};
+  SavedSlice slice{.name = name};
   if (!j.is_object() || !j.contains("shape") || !j["shape"].is_array() || j["shape"].size() > kMaxDims) throw refuse();
   int64_t elements = 1;
   for (const Json& size : j["shape"]) {
@@ -78,9 +78,9 @@ std::string part_name(const std::string& stem, size_t rank, size_t ranks) {
   return fmt::format("{}.rank-{}-of-{}.safetensors", stem, rank, ranks);
 }
 
-std::string describe_parts(const std::vector<SavedPart>& slices) {
+std::string describe_parts(const std::vector<SavedSlice>& slices) {
   Json out = Json::object();
-  for (const SavedPart& p : slices) {
+  for (const SavedSlice& p : slices) {
     Json runs = Json::array();
     for (const ShardSpec::Run& run : p.shard.runs) runs.push_back({run.begin, run.size});
     out[p.name] = {{"shape", std::vector<int64_t>(p.full_shape.begin(), p.full_shape.end())},
@@ -91,10 +91,10 @@ std::string describe_parts(const std::vector<SavedPart>& slices) {
   return out.dump();
 }
 
-std::vector<SavedPart> parse_parts(std::string_view text, const std::string& what) {
+std::vector<SavedSlice> parse_parts(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
   if (!json.is_object()) throw InputError(what + ": the metadata \"parts\" is not a JSON object");
-  std::vector<SavedPart> out;
+  std::vector<SavedSlice> out;
   for (const auto& [name, described] : json.items()) out.push_back(parse_part(name, described, what));
   return out;
 }
@@ -117,16 +117,16 @@ SavedTensors::SavedTensors(const fs::path& checkpoint, const std::string& stem)
 }
 
 void SavedTensors::add(const Safetensors& file, const std::string& what) {
-  std::map<std::string, SavedPart> slices;
+  std::map<std::string, SavedSlice> slices;
   const auto described = file.metadata().find(kParts);
   if (described != file.metadata().end())
-    for (SavedPart& p : parse_parts(described->second, what)) slices.emplace(p.name, std::move(p));
+    for (SavedSlice& p : parse_parts(described->second, what)) slices.emplace(p.name, std::move(p));
   for (const TensorBytes& t : file.tensors()) {
     const auto found = slices.find(t.name);
     if (described != file.metadata().end() && found == slices.end())
       bad_input("{}: the metadata \"parts\" does not list tensor '{}'", what, t.name);
     if (t.shape.size() > kMaxDims) bad_input("{}: tensor '{}' has more than six dimensions", what, t.name);
-    SavedPart slice = found != slices.end() ? found->second : SavedPart{.name = t.name, .full_shape = Shape(t.shape)};
+    SavedSlice slice = found != slices.end() ? found->second : SavedSlice{.name = t.name, .full_shape = Shape(t.shape)};
     slice.count = std::ssize(t.bytes) / element_size(t.dtype);
     if (const int64_t stored = slice.shard.slice_unit(slice.full_shape).numel(); slice.count > stored - slice.begin)
       bad_input("{}: tensor '{}' has {} elements starting at {}, but its slice ends at {}", what, t.name, slice.count,
@@ -223,7 +223,7 @@ std::vector<std::string> saved_kinds(const TrainConfig& job, bool matrices, int 
 
 }  // namespace
 
-std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool state) {
+std::vector<std::vector<SavedSlice>> slices_of_ranks(const TrainConfig& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode", "ps-async servers save full tensors; expected a different mode");
@@ -231,7 +231,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool 
   const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
   ModelConfig config = model_config(job, job.model.vocab);
   config.tie_copies = plan.tie_copies || schedule.stages > 1;
-  std::vector<std::vector<SavedPart>> out(static_cast<size_t>(plan.ranks()));
+  std::vector<std::vector<SavedSlice>> out(static_cast<size_t>(plan.ranks()));
   for (int tp = 0; tp < tp_ranks; ++tp) {
     Communicator axis(std::make_unique<FakeTransport>(tp, tp_ranks), "tp");
     const std::unique_ptr<LanguageModel> model = build_model(job.make, config);
@@ -245,7 +245,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool 
         const bool apart = state && plan.dp_mode == DataMode::diloco;
         const Range range = apart ? Range{0, units[u].size} : saved_range(plan, units[u].size, data);
         const int number = (pp * data_ranks + data) * tp_ranks + tp;
-        std::vector<SavedPart>& rank = out[static_cast<size_t>(number)];
+        std::vector<SavedSlice>& rank = out[static_cast<size_t>(number)];
         const std::vector<std::string> kinds =
             state ? saved_kinds(job, units[u].matrices, data) : std::vector<std::string>{""};
         for (const Slot& slot : units[u].slots) {

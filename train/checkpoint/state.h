@@ -73,7 +73,7 @@ void read_state(TrainState& train, const FullTensors& source);
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source);
 
 // One rank's slice of a tensor, as stored in its file: `count` elements of the layout's shard from index `begin` on.
-struct SavedPart {
+struct SavedSlice {
   std::string name;  // "blocks.0.mlp.up.weight.m"
   Shape full_shape = {};
   ShardSpec shard = {};  // without the axis
@@ -81,7 +81,7 @@ struct SavedPart {
 };
 // The slices that each rank saves, computed from sizes alone. `state`: optimizer state, otherwise parameters. Throws
 // FieldError for ps-async.
-std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool state);
+std::vector<std::vector<SavedSlice>> slices_of_ranks(const TrainConfig& job, bool state);
 
 // Full tensors of a checkpoint, stored in one file or in slices:
 //
@@ -93,9 +93,9 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const TrainConfig& job, bool 
 // elements are read.
 
 std::string part_name(const std::string& stem, size_t rank, size_t ranks);
-std::string describe_parts(const std::vector<SavedPart>& parts);
+std::string describe_parts(const std::vector<SavedSlice>& parts);
 // `what` names the file. Throws InputError for impossible layouts: runs that overlap or exceed the tensor.
-std::vector<SavedPart> parse_parts(std::string_view json, const std::string& what);
+std::vector<SavedSlice> parse_parts(std::string_view json, const std::string& what);
 
 class SavedTensors {
  public:
@@ -108,7 +108,7 @@ class SavedTensors {
     std::vector<int64_t> shape;
     struct StoredSlice {
       const TensorBytes* bytes;
-      SavedPart part;
+      SavedSlice part;
     };
     std::vector<StoredSlice> slices;
   };

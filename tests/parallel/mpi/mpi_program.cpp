@@ -212,8 +212,8 @@ int run_by_messages(bool later) {
   return failures == 0 ? 0 : 1;
 }
 
-// Rank 1 fails `before` the world exists, while the `first` or `second` is created, or stops at the `end`, in
-// MPI_Finalize; the others wait for it.
+// According to `when`, rank 1 fails before the world exists or while the first or second world is created, or stops in
+// MPI_Finalize at the end; the other ranks wait for it.
 int run_lost(const std::string& when) {
   const MpiSession session(when == "end" ? 3 : 300);
   int rank = 0;
