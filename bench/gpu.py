@@ -337,7 +337,7 @@ def mend_libraries(contact):
         search = ["timeout", "-k", "5", "20", "find", "/", "(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o", "-name", name,
                   "-not", "-path", "*/stubs/*", "-printf", "%h\\n", "-quit"]
         directory = subprocess.run(search, capture_output=True, text=True).stdout.strip()
-        contact.say(f"library path: {name} is in {folder or 'no directory on this machine'}")
+        contact.say(f"library path: {name} is in {directory or 'no directory on this machine'}")
         os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), directory]))
 
 

@@ -200,7 +200,7 @@ struct VocabularySeen {
   auto fields() { return std::tie(loss, root, gradient, sent); }
 };
 
-// `world` null: the product's unsharded loss.
+// `world` null: the unsharded loss.
 VocabularySeen solve(const VocabularyProblem& p, Communicator* world) {
   const ArenaPtr arena = make_arena();
   const Range own = world ? p.own(world->rank()) : Range{0, p.vocab};

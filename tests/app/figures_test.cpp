@@ -86,7 +86,8 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   {
     const Dataset none;
     const RunDirectory directory(temporary.path());
-    TrainOutput output({command, none, directory});
+    const Sequences sequences;
+    TrainOutput output({command, none, directory, sequences});
     Metrics metrics(temporary.path(), 0);
     const std::array<double, 8> rates = {1, 2, 3, 4, 5, 1000, 3000, 2000};
     for (int64_t i = 0; i < 8; ++i) {
@@ -107,8 +108,8 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
                     .strategy = "ddp",
                     .usage = {.peak_bytes = peaks,
                               .sent = {{"dp", "all_reduce", 3, 120, 0}, {"dp", "broadcast", 1, 8, 0}},
-                              .straggler = Straggler{2, 0.246}},
-                    .arena = make_arena(),
+                              .straggler = Straggler{2, 0.246},
+                              .arena = make_arena()},
                     .predicted_s = 0.02,
                     .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}},
                    [&](const std::string& record) { metrics.write(record); });

@@ -93,7 +93,7 @@ def complaints(found, table):
             yield f"{row}: has a row in the budget, and no file"
         for number, limit, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
             if number > limit:
-                yield f"{row}: {number} {unit}, allowed {most}; a commit that raises a limit gives the reason"
+                yield f"{row}: {number} {unit}, allowed {limit}; a commit that raises a limit gives the reason"
 
 
 def main():

@@ -57,7 +57,7 @@ class Count(unittest.TestCase):
     def test_comments_blanks_and_includes_are_not_counted(self):
         for path, lines in (("nn/a.h", 3), ("nn/b.cpp", 5), ("app/e.py", 2), ("app/f.sh", 2), ("app/page/g.html", 1)):
             directory = "alone/" + path.replace("/", "_")
-            self.write(f"{folder}/{os.path.basename(path)}", FILES[path])
+            self.write(f"{directory}/{os.path.basename(path)}", FILES[path])
             self.assertEqual(self.rows(directory + "/"), {directory: [str(lines), "1"]})
 
     def test_core_and_peripheral_lines_are_counted_separately(self):

@@ -42,7 +42,7 @@ struct Mistake {
 std::vector<Mistake> mistakes() {
   std::vector<Mistake> all;
   for (const Section& s : read_sections("mistakes.txt"))
-    all.push_back({s.message.at(0), s.message.at(1), s.message.at(2), s.message.at(3), changelog_entries(s)});
+    all.push_back({s.fields.at(0), s.fields.at(1), s.fields.at(2), s.fields.at(3), find_changes(s)});
   return all;
 }
 

@@ -42,8 +42,8 @@ std::string replaced(std::string text, const Texts& words) {
 std::vector<Fake> fakes() {
   std::vector<Fake> all;
   for (const Section& s : read_sections("fakes.txt")) {
-    Fake fake{s.words.at(0),       s.words.at(1), s.words.size() > 2 ? s.words[2] : "", s.texts[0].second, {},
-              changelog_entries(s)};
+    Fake fake{s.fields.at(0), s.fields.at(1), s.fields.size() > 2 ? s.fields[2] : "", s.texts[0].second, {},
+              find_changes(s)};
     for (const auto& [kind, text] : s.texts) {
       if (kind == "body") fake.bodies.push_back(text);
       if (kind == "at the start")
@@ -105,7 +105,7 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
   const bool noted = verdict.solved && verdict.notes.size() == 1 && verdict.notes[0].starts_with("includes ");
   const bool sound = fake.bound == "noted"
                          ? noted
-                         : !verdict.solved && (verdict.untouched == 0 || !fake.exercise.empty()) &&
+                         : !verdict.solved && (verdict.passed == 0 || !fake.exercise.empty()) &&
                                verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
                                verdict.text.find("\nexercise") == verdict.text.npos;
   const bool harmless = fs::exists(untouched) && fs::file_size(untouched) == 0 &&
@@ -146,7 +146,7 @@ TEST(FakeSubmissions, MalformedAnswersAreRejected) {
         const Verdict verdict = grade(
             e, [&](const auto&) { return std::string(size, byte); }, 1);
         EXPECT_FALSE(verdict.solved) << e.name;
-        EXPECT_EQ(verdict.untouched, 0U) << e.name;
+        EXPECT_EQ(verdict.passed, 0U) << e.name;
       }
 }
 

@@ -254,7 +254,7 @@ std::vector<Attempt> mistakes() {
         {"data-and-tensor", "mlp dp=2 tp=2\nx S(0) S(1)\ny S(0) I\n"},
         {"sequence", "block tp=2\nx S(1)\ny S(1)\nproj.bias S(0)\ndown.bias S(0)\n"}};
     const uint64_t seed = ranks.contains(x.fields[0]) ? seed_with(p, ranks.at(x.fields[0])) : 0;
-    const Texts changes = changelog_entries(x);
+    const Texts changes = find_changes(x);
     std::string text = changes.empty() ? x.texts[0].second : solution(p, p.task(seed));
     for (const auto& [from, to] : changes) text = changed(text, from, to);
     out.push_back({x.fields[0], x.fields[1], text, x.fields.size() > 2 ? x.fields[2] : "", seed});

@@ -56,7 +56,7 @@ inline std::string concat_messages(size_t count, const std::function<std::string
 }
 
 // Pairs of `--- change` and `--- to`.
-inline Texts changelog_entries(const Section& section) {
+inline Texts find_changes(const Section& section) {
   Texts out;
   for (const auto& [kind, text] : section.texts) {
     const std::string part = text.substr(0, text.size() - (text.empty() ? 0 : 1));

@@ -333,7 +333,7 @@ TEST_F(LinearGeluGpu, ForwardAndBackwardMatchFloat64) {
                      b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
         const Activated forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
         EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
-        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the product before adding the bias
+        expect_near(forward.h, wanted.h, unit, unit, "h");  // separate passes round the matmul before adding the bias
         expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
         const Tensor dy = normal(4, {2, rows, in}, dtype, arena), w = normal(5, {in, out}, dtype, arena),
                      h = normal(6, {2, rows, out}, dtype, arena);

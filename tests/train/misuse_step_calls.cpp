@@ -323,7 +323,7 @@ std::vector<WrongCall> wrong_step_calls() {
   add("trainer: mean_loss of other tokens", "vocabulary", [](Communicator& w, Sampler& d) {
     std::vector<int32_t> tokens(40);  // one rank of two reads the last window
     tokens.back() = static_cast<int32_t>(d.between(16, 98));
-    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::of_tokens(tokens, 99, "split"));
+    Trainer(job_of_two(), sequences(), w).mean_loss(TokenFile::from_tokens(tokens, 99, "split"));
   });
   add("trainer: set_done", "steps", [](Communicator& w, Sampler& d) {
     Trainer(job_of_two(), sequences(), w).state().set_done(negative(d), negative(d));

@@ -41,7 +41,7 @@ std::vector<std::vector<double>> train(
       const StepReport report = trainer.step();
       if (trainer.state().groups.world.rank() == 0) out[0].push_back(report.loss);
     }
-    for (const NamedTensor& t : full_values(trainer.state())) out.push_back(test::to_doubles(t.tensor));
+    for (const NamedTensor& t : full_values(trainer.state())) out.push_back(test::host_values(t.tensor));
   });
   return out;
 }

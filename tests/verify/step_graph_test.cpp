@@ -253,8 +253,7 @@ void expect_nothing_updated(const TypedOptions& o) {
       SCOPED_TRACE(make_command(o));
       for (int64_t step = 0; step < after; ++step) trainer.step();
       const bool last = trainer.state().groups.world.rank() == trainer.state().groups.world.size() - 1;
-      for (const FlatUnit& unit :
-           trainer.state().strategy().resident_units())  // with ZeRO-3 the rank has only its shard
+      for (const FlatUnit& unit : trainer.state().strategy().resident_units())  // ZeRO-3 has only its shard
         if (last && unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
       const Bytes before = own_bytes(trainer);
       expect_error(Status::not_finite, {"step " + std::to_string(after + 1) + ": the loss is nan"},
