@@ -108,7 +108,8 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
                     .strategy = "ddp",
                     .usage = {.peak_bytes = peaks,
                               .sent = {{"dp", "all_reduce", 3, 120, 0}, {"dp", "broadcast", 1, 8, 0}},
-                              .straggler = Straggler{2, 0.246}},
+                              .straggler = Straggler{2, 0.246},
+                              .arena = make_arena()},
                     .predicted_s = 0.02,
                     .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}},
                    [&](const std::string& record) { metrics.write(record); });
