@@ -111,7 +111,7 @@ class Run:
     def __init__(self, directory: Any, log: str = "") -> None:
         self.directory, self.log = Path(directory), log
         if not (self.directory / "metrics.jsonl").is_file():
-            raise FileNotFoundError(f"{self.folder}: not a run directory: metrics.jsonl is missing")
+            raise FileNotFoundError(f"{self.directory}: not a run directory: metrics.jsonl is missing")
 
     def __fspath__(self) -> str:
         return str(self.directory)
@@ -164,13 +164,13 @@ class Run:
 
     def __repr__(self) -> str:
         last = self.summary
-        return f"Run({str(self.folder)!r}: {last.get('steps', len(self.steps))} steps, loss {last.get('loss', '?')})"
+        return f"Run({str(self.directory)!r}: {last.get('steps', len(self.steps))} steps, loss {last.get('loss', '?')})"
 
     def _repr_html_(self) -> str:
         last, facts = self.summary, [f"{len(self.steps)} steps"]
         forms = {"loss": "loss {:.4f}", "val_loss": "validation loss {:.4f}", "tokens_per_s": "{:,.0f} tokens/s"}
         facts += [form.format(last[name]) for name, form in forms.items() if last.get(name) is not None]
-        return f"<p><b>{html.escape(str(self.folder))}</b>: {', '.join(facts)}</p>{self.figure().as_image()}"
+        return f"<p><b>{html.escape(str(self.directory))}</b>: {', '.join(facts)}</p>{self.figure().as_image()}"
 
 
 class Proof:

@@ -25,7 +25,7 @@ inline constexpr int kGroup = std::max(4, kVecElems<T>);  // elements per thread
 
 template <class T>
 __global__ void dropout_kernel(ColumnDropout<T> f) {
-  constexpr int kPieces = kGroup<T> / kVecElems<T>;
+  constexpr int kVecs = kGroup<T> / kVecElems<T>;
   const int64_t groups = f.at.length / kGroup<T>, i = global_thread() / groups;
   if (i >= f.at.rows) return;
   const int64_t j = global_thread() % groups * kGroup<T>;
