@@ -54,6 +54,16 @@ bool wait_for(int fd, int16_t what, const Deadline& deadline) {
   }
   return false;
 }
+namespace {
+// As above, until `is_over`, which is called often enough for its AwakeTimers.
+bool poll_until(int fd, int16_t what, const std::function<bool()>& is_over) {
+  while (!is_over()) {
+    pollfd one{fd, what, 0};
+    if (::poll(&one, 1, static_cast<int>(kRetry.count())) > 0) return true;
+  }
+  return false;
+}
+}  // namespace
 
 bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline) {
   auto* at = static_cast<char*>(data);
@@ -109,13 +119,13 @@ Descriptor listening_on(const sockaddr* address, socklen_t size, int family) {
   return out;
 }
 
-Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why) {
-  while (!deadline.is_over()) {
+Descriptor connected(const addrinfo& first, const std::function<bool()>& is_over, std::string& why) {
+  while (!is_over()) {
     for (const addrinfo* a = &first; a != nullptr; a = a->ai_next) {
       Descriptor s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
       if (!s) continue;
       int error = ::connect(s.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-      if (error == EINPROGRESS && wait_for(s.get(), POLLOUT, deadline)) {
+      if (error == EINPROGRESS && poll_until(s.get(), POLLOUT, is_over)) {
         socklen_t size = sizeof(error);
         ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &error, &size);
       }
@@ -156,8 +166,10 @@ constexpr size_t kMaxRefusal = 500;
 constexpr double kLookupInterval = 3;  // seconds until the name is resolved again
 constexpr uint32_t kAddressSize = 46;  // numeric, with the terminating 0
 
-// Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
+// Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank. The latter may be followed by
+// kAgain: a rank has disconnected, so the others join again.
 struct Answer {
+  static constexpr uint32_t kRefused = 1, kAgain = 2;
   std::array<char, 8> magic = Hello::kMagic;
   uint32_t refused = 0, bytes = 0;
   std::array<char, 16> token = {};
@@ -212,11 +224,12 @@ class Host {
   RendezvousResult join_rendezvous() {
     listen();
     places_[0].host = this_host();
-    while (!all_connected()) {
-      if (deadline_.is_over()) give_up();
-      look();
-    }
-    answer_all();
+    do {
+      while (!all_connected()) {
+        if (deadline_.is_over()) give_up();
+        look();
+      }
+    } while (!answer_all());
     return std::move(out_);
   }
   const std::vector<PeerPlace>& places() const { return places_; }
@@ -298,20 +311,27 @@ class Host {
 
   void refuse(const Descriptor& socket, const std::string& why) const {
     const std::string text = why.substr(0, kMaxRefusal);
-    const Answer answer{.refused = 1, .bytes = static_cast<uint32_t>(text.size())};
+    const Answer answer{.refused = Answer::kRefused, .bytes = static_cast<uint32_t>(text.size())};
     const Deadline soon(1);
     if (write_all(socket.get(), &answer, sizeof(answer), soon)) write_all(socket.get(), text.data(), text.size(), soon);
   }
 
-  void answer_all() {
+  // Returns false if a rank has disconnected: those that have their answer wait for it, so all join again.
+  bool answer_all() {
     Answer answer{.bytes = static_cast<uint32_t>(places_.size() * sizeof(PeerPlace))};
     std::random_device random;
     for (char& c : answer.token) c = static_cast<char>(random());
-    for (int r = 1; r < m_.ranks; ++r) {
-      const int fd = out_.peers[static_cast<size_t>(r)].get();
-      if (!write_all(fd, &answer, sizeof(answer), deadline_) || !write_all(fd, places_.data(), answer.bytes, deadline_))
-        throw CommError("[rendezvous] rank " + std::to_string(r) + " disconnected before all ranks had connected");
+    for (size_t r = 1; r < out_.peers.size(); ++r) {
+      const int fd = out_.peers[r].get();
+      if (write_all(fd, &answer, sizeof(answer), deadline_) && write_all(fd, places_.data(), answer.bytes, deadline_))
+        continue;
+      answer.refused = Answer::kAgain, answer.bytes = 0;
+      for (size_t done = 1; done < r; ++done) write_all(out_.peers[done].get(), &answer, sizeof(answer), Deadline(1));
+      left_.insert(r);
+      for (Descriptor& peer : out_.peers) peer = Descriptor();
+      return false;
     }
+    return true;
   }
 
   [[noreturn]] void give_up() const {
@@ -341,12 +361,13 @@ class Joiner {
 
   RendezvousResult join_rendezvous() {
     Descriptor listener;
-    while (!join_rank_0(listener)) {  // if rank 0 has exited, it may be restarted
-      if (deadline_.is_over()) gone();
-      std::this_thread::sleep_for(kRetry);
-    }
-    for (int r = 1; r < m_.rank; ++r) connect_to(r);
-    for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
+    do {
+      for (Descriptor& peer : out_.peers) peer = Descriptor();
+      while (!join_rank_0(listener)) {  // if rank 0 has exited, it may be restarted
+        if (deadline_.is_over()) gone();
+        std::this_thread::sleep_for(kRetry);
+      }
+    } while (!reach_peers(listener));
     return std::move(out_);
   }
   const std::vector<PeerPlace>& places() const { return places_; }
@@ -359,7 +380,14 @@ class Joiner {
     Descriptor first;
     do {  // the name's address may change
       const Addresses addresses = resolved(host, port, m_.address, deadline_);
-      first = connected(*addresses, Deadline(std::min(kLookupInterval, m_.timeout_s)), why);
+      const Deadline lookup(kLookupInterval);
+      first = connected(
+          *addresses,
+          [&] {
+            const bool expired = deadline_.is_over();
+            return lookup.is_over() || expired;
+          },
+          why);
     } while (!first && !deadline_.is_over());
     if (!first)
       throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0's address", m_.address,
@@ -390,7 +418,7 @@ class Joiner {
     Answer answer;
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
     const size_t all = out_.peers.size() * sizeof(PeerPlace);
-    if (answer.refused != 0) {
+    if (answer.refused == Answer::kRefused) {
       std::string text(std::min<size_t>(answer.bytes, kMaxRefusal), ' ');
       if (!read_all(first.get(), text.data(), text.size(), later)) gone();
       if (text.starts_with("[rendezvous]")) throw CommError(text);
@@ -403,23 +431,50 @@ class Joiner {
     for (PeerPlace& p : places_) p.address.back() = 0;
   }
 
-  void connect_to(int rank) {
+  // Connects this rank and all others. Returns false if rank 0 requests that all join again.
+  bool reach_peers(const Descriptor& listener) {
+    for (int r = 1; r < m_.rank; ++r)
+      if (!connect_to(r)) return false;
+    for (int remaining = m_.ranks - 1 - m_.rank; remaining > 0;) {
+      if (!poll_until(listener.get(), POLLIN, [&] { return is_over(); })) {
+        if (joins_again()) return false;
+        throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(out_, m_.rank + 1),
+                                    m_.rank, seconds_text(m_.timeout_s)));
+      }
+      remaining -= accept_one(listener) ? 1 : 0;
+    }
+    return true;
+  }
+
+  // The first message of another kind on this connection has neither this token nor this length.
+  bool joins_again() const {
+    Answer next;
+    return ::recv(out_.peers[0].get(), &next, sizeof(next), MSG_PEEK | MSG_DONTWAIT) ==
+               static_cast<ssize_t>(sizeof(next)) &&
+           next.magic == Hello::kMagic && next.refused == Answer::kAgain && next.token == token_;
+  }
+  bool is_over() const {
+    const bool expired = deadline_.is_over();
+    return joins_again() || expired;
+  }
+
+  bool connect_to(int rank) {
     const PeerPlace& place = places_[static_cast<size_t>(rank)];
     std::string why;
-    Descriptor s =
-        connected(*resolved(place.address.data(), std::to_string(place.port), place.address.data()), deadline_, why);
+    Descriptor s = connected(
+        *resolved(place.address.data(), std::to_string(place.port), place.address.data()), [&] { return is_over(); },
+        why);
+    if (!s && joins_again()) return false;
     const PeerHello hello{.token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
     if (!s || !write_all(s.get(), &hello, sizeof(hello), deadline_))
       throw CommError(fmt::format("[rendezvous] rank {} cannot be reached at {} port {} within {}: {}", rank,
                                   place.address.data(), place.port, seconds_text(m_.timeout_s), why));
     out_.peers[static_cast<size_t>(rank)] = std::move(s);
+    return true;
   }
 
   // Returns false for a connection that is not from a rank.
   bool accept_one(const Descriptor& listener) {
-    if (!wait_for(listener.get(), POLLIN, deadline_))
-      throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(out_, m_.rank + 1),
-                                  m_.rank, seconds_text(m_.timeout_s)));
     Descriptor s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     PeerHello hello;
     if (!s || !read_all(s.get(), &hello, sizeof(hello), Deadline(2)) || hello.token != token_) return false;

@@ -53,8 +53,8 @@ Addresses resolved(const std::string& host, const std::string& port, const std::
 
 // An invalid socket, with errno, on failure.
 Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
-// Retries until a peer answers or the deadline passes; `why` is the last reason.
-Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why);
+// Retries until a peer answers or `is_over`; `why` is the last reason.
+Descriptor connected(const addrinfo& first, const std::function<bool()>& is_over, std::string& why);
 
 // Disables Nagle's algorithm, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
 void set_up_for_messages(const Descriptor& socket);
