@@ -15,7 +15,7 @@ struct ColumnDropout : DropoutOperands<T> {
   Columns at;  // rows are tokens
 
   __device__ uint64_t now() const { return this->tile.step_on_gpu ? *this->tile.step_on_gpu : this->tile.step; }
-  __device__ T kept(T v, uint32_t word) const {
+  __device__ T apply(T v, uint32_t word) const {
     return Philox::to_uniform(word) >= this->threshold ? T(static_cast<A>(v) * this->up) : T(A(0));
   }
 };
@@ -48,7 +48,7 @@ template <class T>
 __global__ void dropout_each_kernel(ColumnDropout<T> f) {
   const int64_t at = global_thread(), i = at / f.at.length;
   if (i >= f.at.rows) return;
-  f.y[at] = f.kept(f.x[at], f.tile.random.word(f.first_index(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
+  f.y[at] = f.apply(f.x[at], f.tile.random.word(f.first_index(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
 }
 
 }  // namespace
