@@ -2,7 +2,8 @@
 // (optim/cuda/updates.cu) call the same functions and are therefore bitwise identical.
 //
 // A new optimizer needs a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind. The
-// option and its defaults, checkpoint names, memory and tests follow from the row.
+// option and its defaults, checkpoint names, memory and most tests follow from the row; optimizer_test.cpp has the
+// published formula of each.
 #pragma once
 #include <array>
 #include <cstdint>

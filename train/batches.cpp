@@ -1,6 +1,8 @@
 // Sequences from files or the RNG, and a rank's token arrays.
 #include "train/batches.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,11 +10,14 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/setting.h"
 #include "data/examples.h"
 #include "data/loader.h"
 #include "data/mixture.h"
@@ -388,5 +393,38 @@ Tensor StepTokens::own_columns(const Tensor& full) const {
 }
 
 Tensor StepTokens::own(const Tensor& full) const { return own_columns(full).to(arena_); }
+
+namespace {
+
+int64_t sequences_in(const Dataset& d, int64_t context) {
+  if (d.train_examples) return d.train_examples->count();
+  int64_t sum = d.parts.empty() ? d.train_tokens() / context : 0;
+  for (const MixturePart& p : d.parts) sum += sequences_in(*p.dataset, context);
+  return sum;
+}
+
+}  // namespace
+
+void resolve_epochs(TrainConfig& s, Dataset& d) {
+  RunConfig& r = s.run;
+  if (!r.epochs && r.eval_fraction == 0 && r.save_fraction == 0) return;
+  const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
+  double ratios = 0;
+  for (const MixturePart& p : d.parts) ratios += static_cast<double>(p.ratio);
+  std::string passes;
+  for (const MixturePart& p : d.parts)
+    passes += fmt::format(", {} {:.3g} times", p.name,
+                          sequences * static_cast<double>(p.ratio) / ratios /
+                              static_cast<double>(sequences_in(*p.dataset, s.model.context)));
+  if (!passes.empty())
+    d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, the total of its datasets, and reads{}",
+                                  sequences, passes.substr(1)));
+  const double steps = sequences / static_cast<double>(s.optim.batch);
+  const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
+  for (const auto& [epochs, every] : {std::pair(&r.eval_fraction, &r.eval_every), {&r.save_fraction, &r.save_every}})
+    if (double fraction = std::exchange(*epochs, 0); fraction > 0) *every = of(fraction);
+  if (r.epochs)
+    field_descriptors(s.optim).at("steps").read("`steps`", std::to_string(of(*std::exchange(r.epochs, std::nullopt))));
+}
 
 }  // namespace tessera

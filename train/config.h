@@ -71,7 +71,7 @@ struct RunConfig {
   bool resume = false;                                           // continue the run in `out`
   int64_t save_every = 500, keep = 2, eval_every = 500;
   double save_fraction = 0, eval_fraction = 0;  // fractions of an epoch, replace step counts; 0: unused
-  std::optional<double> epochs = {};            // replaces optim.steps
+  std::optional<double> epochs = {};            // replaces optim.steps (resolve_epochs())
   int64_t patience = 0;                         // validations without improvement that end the run; 0: unlimited
   int64_t check_replicas = 0;                   // steps between checks; 0: only when saving
   bool no_save = false, no_eval = false;
@@ -95,7 +95,8 @@ void check_sizes(const TrainConfig& job);
 void check_backend(const Plan& plan, int64_t ranks);
 // Throws FieldError if the plan does not divide the batch, the heads or the tokens.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// Runs the checks above, and checks this machine's memory and devices. `traced`: the step's actions are traced.
+// Runs every check of a configuration, including those of this machine's devices. Memory is checked by
+// memory_refusal() (train/memory.h). `traced`: the step's actions are traced.
 void check(const TrainConfig& job, bool traced = false);
 
 // Whether any checkpoint before the last one is written in the background from a copy.

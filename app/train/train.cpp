@@ -31,13 +31,6 @@ std::filesystem::path first_tokenizer(const RunConfig& r) {
   return own ? own->path : tokenizer_path(*r.init, r.base);
 }
 
-int64_t sequences_in(const Dataset& d, int64_t context) {
-  if (d.train_examples) return d.train_examples->count();
-  int64_t sum = d.parts.empty() ? d.train_tokens() / context : 0;
-  for (const MixturePart& p : d.parts) sum += sequences_in(*p.dataset, context);
-  return sum;
-}
-
 // Must agree between processes: data, run directory and newest checkpoint.
 Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
@@ -62,7 +55,6 @@ class TrainProcess {
   LaunchOptions launch_options(const std::function<std::filesystem::path()>& directory) const;
   Dataset open_dataset(bool quiet) const;
   Dataset prepare_data(bool quiet);
-  void resolve_epochs(Dataset& data);
   Sequences make_sequences(const Dataset& data) const;
   TrainConfig longest_rows(const Dataset& data) const;
   void check_memory(const Dataset& data, HostMemory here) const;
@@ -134,34 +126,9 @@ TrainConfig TrainProcess::longest_rows(const Dataset& d) const {
   return job;
 }
 
-// Converts epochs to steps when the size of the data is known. An epoch of a mixture has as many sequences as all its
-// datasets together; the weights determine how often each dataset is read.
-void TrainProcess::resolve_epochs(Dataset& d) {
-  TrainConfig& s = config_;
-  RunConfig& r = s.run;
-  if (!r.epochs && r.eval_fraction == 0 && r.save_fraction == 0) return;
-  const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
-  double ratios = 0;
-  for (const MixturePart& p : d.parts) ratios += static_cast<double>(p.ratio);
-  std::string passes;
-  for (const MixturePart& p : d.parts)
-    passes += fmt::format(", {} {:.3g} times", p.name,
-                          sequences * static_cast<double>(p.ratio) / ratios /
-                              static_cast<double>(sequences_in(*p.dataset, s.model.context)));
-  if (!passes.empty())
-    d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, the total of its datasets, and reads{}",
-                                  sequences, passes.substr(1)));
-  const double steps = sequences / static_cast<double>(s.optim.batch);
-  const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
-  for (const auto& [epochs, every] : {std::pair(&r.eval_fraction, &r.eval_every), {&r.save_fraction, &r.save_every}})
-    if (double fraction = std::exchange(*epochs, 0); fraction > 0) *every = of(fraction);
-  if (r.epochs)
-    field_descriptors(s.optim).at("steps").read("`steps`", std::to_string(of(*std::exchange(r.epochs, std::nullopt))));
-}
-
 Dataset TrainProcess::prepare_data(bool quiet) {
   Dataset data = open_dataset(quiet);
-  resolve_epochs(data);
+  resolve_epochs(config_, data);
   return data;
 }
 

@@ -57,6 +57,7 @@ struct Reference {
       p -= lr * m;
       return;
     }
+    ASSERT_TRUE(name == "adam" || decoupled) << "no published formula of " << name;
     m = o.beta1 * m + (1 - o.beta1) * g;
     v = o.beta2 * v + (1 - o.beta2) * g * g;
     const double m_hat = m / (1 - std::pow(o.beta1, t)), v_hat = v / (1 - std::pow(o.beta2, t));

@@ -122,7 +122,7 @@ TEST(Predict, ClosedFormsApproximateSimulation) {
     const Case c = random_case(trial);
     const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
     const Prediction near = by_description(c, layers, nullptr), full = predict(c);
-    EXPECT_NEAR(near.step_s / full.step_s, 1, 0.35) << trial;
+    EXPECT_NEAR(near.step_s / full.step_s, 1, 0.4) << trial;
     EXPECT_EQ(near.parts.compute, full.parts.compute);
   }
 }

@@ -120,6 +120,19 @@ TEST_F(RunTest, RejectsFewerStepsThanCompleted) {
   });
 }
 
+TEST_F(RunTest, RejectsUnresolvedEpochs) {
+  const Sequences sequences = synthetic_sequences(32, 8, 8, 1);
+  for (const int64_t field : {0, 1, 2}) {
+    TrainConfig c = config("run", {});
+    if (field == 0) c.run.epochs = 1;
+    (field == 1 ? c.run.save_fraction : c.run.eval_fraction) = field == 0 ? 0 : 0.5;
+    const RunDirectory directory(c.run);
+    launch(launch_options(c.plan), [&](Communicator& world) {
+      EXPECT_THROW(tessera::Run({.config = c, .directory = directory, .sequences = sequences}, world), FieldError);
+    });
+  }
+}
+
 TEST_F(RunTest, WritesConfigurationsThatAreComplete) {
   TrainConfig c = config("run", {.dp = 2, .zero = ZeroStage::one});
   c.model.family = Family::llama;

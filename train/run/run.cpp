@@ -26,6 +26,11 @@ Run::Run(const RunSetup& setup, Communicator& world, RunObserver* observer)
       world_(world),
       observer_(observer ? *observer : none_),
       trainer_(make_run_trainer(setup_, world)) {
+  if (config_.run.epochs || config_.run.save_fraction != 0 || config_.run.eval_fraction != 0)
+    throw FieldError(config_.run.epochs               ? "epochs"
+                     : config_.run.save_fraction != 0 ? "save_every"
+                                                      : "eval_every",
+                     "expected steps, got epochs; resolve_epochs() converts them");
   check_dump(config_, config_.run.dump);
   const bool resumed = config_.run.resume && trainer_->resume(passed_over_);
   if (setup.weights && !resumed) trainer_->begin_with(setup.weights(trainer_->full_model().config));
