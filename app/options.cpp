@@ -128,18 +128,18 @@ Settings field_descriptors(ReportOptions& o) {
 }
 
 Settings field_descriptors(BenchOptions& o) {
-  return {
-      {"table", &o.table, "print one aligned table per group after all benchmarks have run"},
-      {"model", &o.model, "model of the strategy and schedule benchmarks; no others are run",
-       Field{.choices = preset_names()}},
-      {"ranks", &o.ranks,
-       "run only benchmarks with these numbers of ranks, such as 1,2 [2 and 4; for collectives also 8]",
-       Field{.range = {1, 64}}},
-      {"bytes", &o.bytes,
-       "run only collectives of these sizes: FROM:TO:FACTOR, such as 8:128M:2, or one size; K, M, G: 1024, 1024^2, ..",
-       Field{.expected = "FROM:TO:FACTOR, such as 8:128M:2"}},
-      {"dtype", &o.dtype, "run only benchmarks with this dtype", Field{.choices = "fp32|bf16"}},
-      {"device", &o.device, "device on which the benchmarks run"}};
+  return {{"table", &o.table, "print one aligned table per group after all benchmarks have run"},
+          {"model", &o.model, "model of the strategy and schedule benchmarks; no others are run",
+           Field{.choices = preset_names()}},
+          {"ranks", &o.ranks,
+           "run only benchmarks with these numbers of ranks, such as 1,2 [2 and 4; for collectives also 8]",
+           Field{.range = {1, 64}}},
+          {"bytes", &o.bytes,
+           "run only collectives of these sizes: FROM:TO:FACTOR, such as 8:128M:2, or one size; K, M, G: 1024, 1024^2, "
+           "1024^3",
+           Field{.expected = "FROM:TO:FACTOR, such as 8:128M:2"}},
+          {"dtype", &o.dtype, "run only benchmarks with this dtype", Field{.choices = "fp32|bf16"}},
+          {"device", &o.device, "device on which the benchmarks run"}};
 }
 
 Settings field_descriptors(PlanOptions& o) {

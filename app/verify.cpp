@@ -155,7 +155,7 @@ Ordered diagnosis_json(const VerifyResult& r) {
   return out;
 }
 
-// `defect`: the injected fault or null.
+// `fault`: the injected fault, or null.
 std::string verify_json(const VerifyResult& r, const TrainConfig& job, const InjectedFault* fault) {
   const auto to_json = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, fault_json = nullptr;

@@ -235,7 +235,8 @@ Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& 
           {{"bytes_sent", static_cast<double>(v.sent)}, {"parameter_bytes", static_cast<double>(v.held)}}};
 }
 
-// For eight GPUs of 24 GiB; some layers recompute, so `plan` prints no solution.
+// Plans for eight GPUs of 24 GiB. Solutions recompute in only some of the layers; `plan` recomputes in all or none, so
+// it cannot print one.
 struct PlanPuzzle {
   static constexpr const char* file = "plan.toml";
   static std::vector<Bound> bounds() {

@@ -186,7 +186,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
     seconds = slowest + fraction * std::max(0.0, all.forward + all.input - all.weight) + round_trip;
   if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + round_trip / 2;
   if (kind == ScheduleKind::v_half || kind == ScheduleKind::v_min) {
-    // If the in-flight limit is below the pipeline latency, ranks wait in every round.
+    // If `max_in_flight` micro-batches take less time than the pipeline latency, ranks wait in every round.
     const double each = slowest / m, waits = (all.forward + all.input + 2 * round_trip) / max_in_flight - each;
     seconds = slowest + (kind == ScheduleKind::v_min ? 4 * p - 5 : 3 * p) / 6 * each + m * std::max(0.0, waits);
   }

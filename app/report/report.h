@@ -217,7 +217,7 @@ Change compute_change(const std::vector<double>& a, const std::vector<double>& b
 // quiet machine and a change larger than that of the control measurements.
 struct Verdict {
   Change ratio, time;  // `ratio` requires reference rounds
-  // "slower", "faster", "no", "slower, one rank too"; without a verdict "busy", "machine", "no control", "too few
+  // "slower", "faster", "no", "slower, also on one rank"; without a verdict "busy", "machine", "no control", "too few
   // rounds".
   std::string text;
 };

@@ -1,4 +1,5 @@
-// A single thread combines the results of a step.
+// Step state on a GPU: collects the loss, index checks and sums of squares, and computes the gradient norm and the
+// scalars of the update.
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -53,7 +53,7 @@ struct NormBackwardOperands {
   const Tensor& residual;  // undefined, or may be dx
 };
 
-// The operands of rows of C elements, in the kernels of both devices.
+// The operands as pointers, for the kernels of both devices, which process rows of C elements.
 template <class T>
 struct NormForward {
   using A = Accumulate<T>;

@@ -71,8 +71,8 @@ std::string misplaced_backend(const Source& source) {
 }
 
 // Inside tensor/ includes point downward too: from ops/ to cpu/ and cuda/, which operations share, and from these to
-// the tensor. Headers of the tensor and of operations do not mention kernels. CPU code includes no header of a cuda/
-// directory and uses no type of cuda::; only the storage allocates and copies GPU memory by name.
+// the tensor. Headers of the tensor and of operations do not mention kernels. CPU code uses no type of cuda::, and
+// includes no header of a cuda/ directory except in the storage, which allocates and copies GPU memory.
 std::string upward_in_tensor(const Source& source) {
   static const std::set<std::string> below{"tensor", "autograd", "nn"},
       storage{"tensor/arena.cpp", "tensor/tensor.cpp"};

@@ -169,8 +169,8 @@ TEST_F(RanksStepGraphGpu, ReplaysAndCountsMatchQueuedStepsBitwise) {
   for (const TypedOptions& o : nccl_plans(gpus)) expect_same_steps(o, {Mode::queued}, 4);
 }
 
-// In the middle of the backward pass, when some parameter's gradient is complete, it is read, which is illegal during a
-// capture. The run continues as if it had been queued from the beginning.
+// When one parameter's gradient is complete, in the middle of the backward pass, the test copies it to the host, which
+// is illegal during a capture. The run continues as if it had been queued from the beginning.
 TEST_F(StepGraphGpu, FailedCaptureFallsBackToQueuedSteps) {
   for (const TypedOptions& o : {plans()[0], plans()[5]}) {
     const auto look = [](Trainer& trainer, size_t which) {

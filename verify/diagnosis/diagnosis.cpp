@@ -375,7 +375,7 @@ constexpr auto kRules = std::to_array<Rule>({
      fewer("dp.replicate", kSums), [](auto& s) { return s.sent->bytes == 0 && !s.gradients.empty(); },
      "{bytes}; {gradients}"},
     {"wrong-group", "gradient shards are reduced over ranks that have different shards", kAnyBytes, wrong_group,
-     "step {step}: {gradients}, and after it groups have different values: {copies}"},
+     "step {step}: {gradients}; after this step the sharding groups have different values: {copies}"},
     {"outer-step", "ranks with local updates skip a synchronization", fewer("data", {"all_reduce"}),
      [](auto& s) { return s.right_but_parameters(); },
      "{bytes}; step {step}: all gradients are right, and {parameters} parameters are not synchronized"},
