@@ -124,6 +124,7 @@ TEST_F(RunTest, RejectsUnresolvedEpochs) {
   const Sequences sequences = synthetic_sequences(32, 8, 8, 1);
   for (const int64_t field : {0, 1, 2}) {
     TrainConfig c = config("run", {});
+    c.run.resume = false;
     if (field == 0) c.run.epochs = 1;
     (field == 1 ? c.run.save_fraction : c.run.eval_fraction) = field == 0 ? 0 : 0.5;
     const RunDirectory directory(c.run);
