@@ -261,7 +261,7 @@ TEST(Nccl, RejectsBackendWithoutGpus) {
   const std::string what =
       error_message([] { launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {}); });
   if (what == "nothing was thrown") GTEST_SKIP() << "this machine has GPUs";
-  EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a separate GPU; expected 2 on this machine"
+  EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a separate GPU; expected 2 GPUs on this machine"
                                   : "`backend` nccl: this build has no NCCL"));
 }
 
