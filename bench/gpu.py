@@ -43,7 +43,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import gpu_parts
-from gpu_run import Failed, Runner, end_all, library_path, text_of
+from gpu_run import Failed, Runner, end_all, library_path, read_text
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OPTIONS = {  # defaults; overridden by the steps of the table below, and by the command line
@@ -280,7 +280,7 @@ class Contact:
 
     def tell(self, name, how):
         bench, _, start, _ = self.begun.pop(name)
-        self.say("", f"## {name}: {how}, {time.monotonic() - start:.0f} s", "", text_of(os.path.join(self.logs, f"{name}.md"))[:60000])
+        self.say("", f"## {name}: {how}, {time.monotonic() - start:.0f} s", "", read_text(os.path.join(self.logs, f"{name}.md"))[:60000])
         if how != "ok":
             self.status = self.status or 1
             self.say("```", *(note[:400] for note in bench.notes[-15:]), "```")
@@ -383,7 +383,7 @@ def main():
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open(contact.report, "w") as report:
-        commit = text_of(os.path.join(ROOT, "COMMIT")).strip() or "unknown"
+        commit = read_text(os.path.join(ROOT, "COMMIT")).strip() or "unknown"
         print(f"# {' '.join(parts)}, {time.strftime('%FT%TZ', time.gmtime())}, commit {commit}", file=report)
     with tempfile.TemporaryDirectory() as given.work:
         try:

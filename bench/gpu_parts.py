@@ -11,7 +11,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_run import Failed, Served, describe, json_lines, model_args, text_of, wanted_of, why_refused, write_tokens
+from gpu_run import Failed, Served, describe, json_lines, model_args, read_text, requested_kernels, why_refused, write_tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONTEXT, VOCAB, TOKENS, WARMUP = 1024, 50304, 1 << 21, 5
@@ -123,7 +123,7 @@ class Bench:
         summary["losses"] = losses_of(records)
         if device == "cuda":
             self.note(f"{name}: {summary['tokens_per_s']:,.0f} tokens/s; {describe(summary.get('gpu'))}")
-            if reason := why_refused(summary.get("gpu"), wanted_of(args)):
+            if reason := why_refused(summary.get("gpu"), requested_kernels(args)):
                 raise Failed("REFUSED", reason)
         return summary
 
@@ -412,14 +412,14 @@ def predicted(bench, model):
         return e.cell()
 
 
-def base_of(bench, model):
+def base_directory(bench, model):
     return os.path.join(bench.options.work, f"base-{model}")
 
 
 def bases(bench):
     """Creates a run directory of each model (one step) for part tuning."""
     for model in bench.models:
-        args = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_of(bench, model)]
+        args = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_directory(bench, model)]
         try:
             bench.program(f"base {model}", bench.training(model) + args + bench.args(model, 1))
             bench.say(f"{model}: created")
@@ -431,7 +431,7 @@ def tuning(bench):
     """Adapters on unquantized and 4-bit weights, and tokens/s of generation at batch 1."""
     def generation(model):  # the last line of standard error contains the throughput
         def run(label):
-            text = bench.runner.run(label, ["sh", "-c", 'exec "$0" "$@" 2>&1', bench.options.binary, "generate", base_of(bench, model),
+            text = bench.runner.run(label, ["sh", "-c", 'exec "$0" "$@" 2>&1', bench.options.binary, "generate", base_directory(bench, model),
                                             "--device", "cuda", "--dtype", "bf16", "--prompt", "tokens", "--tokens", "256",
                                             "--temperature", "0", "--ignore-end"], bench.options.limit)
             found = re.search(r"tokens from .*, ([0-9.]+)([KMB]?) tokens/s; time to first token ([0-9.]+) s", text)
@@ -444,7 +444,7 @@ def tuning(bench):
     for model in bench.models:
         for name, args in (("adapters of rank 16", []), ("adapters of rank 16 on NF4", ["--quantize", "nf4"])):
             timed(bench, [Row(f"{bench.named(model)}, {name}", None, {
-                "": one_run(bench, model, ADAPTERS + args, base_of(bench, model))})])
+                "": one_run(bench, model, ADAPTERS + args, base_directory(bench, model))})])
         timed(bench, [Row(f"{model}, batch 1, generation of 256", None, {"": generation(model)})])
 
 
@@ -554,8 +554,8 @@ def profiled(bench, model, args, steps):
         try:
             bench.runner.run("ncu", command, bench.options.limit)
         except Failed as e:
-            raise Failed(e.word, f"{e}; ncu: {(text_of(file).strip() or 'no output').splitlines()[-1]}") from e
-    launches = kernels_of(text_of(file))
+            raise Failed(e.word, f"{e}; ncu: {(read_text(file).strip() or 'no output').splitlines()[-1]}") from e
+    launches = kernels_of(read_text(file))
     if not launches:
         raise Failed("FAILED", "ncu reported no times")
     return launches

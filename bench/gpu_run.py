@@ -77,7 +77,7 @@ class Runner:
         finally:
             Runner.running.discard(child)
         status = 128 - status if status < 0 else status  # `timeout` dies from the signal of its program
-        took, text = time.monotonic() - begin, text_of(log + ".out")
+        took, text = time.monotonic() - begin, read_text(log + ".out")
         with open(log + ".err", "a") as errors:
             errors.write(f"\n$ status {status} after {took:.1f} s\n")
         if status in (124, 137) and took >= limit - 0.5:
@@ -137,7 +137,7 @@ def end_all():
         child.send_signal(signal.SIGTERM)  # `timeout` forwards it to the children of its program
 
 
-def text_of(path):
+def read_text(path):
     if not os.path.exists(path):
         return ""
     with open(path, errors="replace") as f:
@@ -146,7 +146,7 @@ def text_of(path):
 
 def last_message(log, out):
     """The last line of standard error, or else of standard output."""
-    lines = [line.strip() for line in text_of(log + ".err").splitlines() if line.strip() and not line.startswith("$ ")]
+    lines = [line.strip() for line in read_text(log + ".err").splitlines() if line.strip() and not line.startswith("$ ")]
     lines = lines or [line.strip() for line in out.splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no message"
 
@@ -173,7 +173,7 @@ def model_args(sizes):
     return args + (["--family", "llama", "--untied"] if "kv_heads" in sizes else [])
 
 
-def wanted_of(args):
+def requested_kernels(args):
     """{"attention": a kind or None, "graph": "on", "off" or None}: the kernels requested by a `train` command line."""
     attention, graph = option(args, "--attention"), option(args, "--cuda-graph")
     if attention == "own":  # tensor core kernels support bf16 and these head sizes; ring attention has its own tiles

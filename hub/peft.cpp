@@ -219,13 +219,14 @@ PeftFolder::PeftFolder(const fs::path& folder)
 
 fs::path find_base(const fs::path& name, const fs::path& folder, const std::string& where) {
   const fs::path here = name.empty() ? name : fs::absolute(name), there = folder / name;
-  const bool is_here = !name.empty() && is_there(here), is_beside = !name.empty() && is_there(there);
-  if (is_here && is_beside && !fs::equivalent(here, there))
+  const bool is_in_working_directory = !name.empty() && is_there(here),
+             is_in_adapter_directory = !name.empty() && is_there(there);
+  if (is_in_working_directory && is_in_adapter_directory && !fs::equivalent(here, there))
     bad_input("{}: '{}' may be {} or {}; select one with --base FOLDER", where, name.string(), here.string(),
               there.string());
-  if (!is_here && !is_beside)
+  if (!is_in_working_directory && !is_in_adapter_directory)
     bad_input("{}: expected the directory of a model, got '{}'; specify it with --base FOLDER", where, name.string());
-  return is_here ? fs::path(name) : there;
+  return is_in_working_directory ? fs::path(name) : there;
 }
 
 std::string PeftFolder::base_hash() const {

@@ -313,7 +313,7 @@ void sample_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.starts = made({s.b, s.tq}, DType::int32, make_arena(),
                   [&](size_t) { return o.first_key + random.between(-2, random.between(0, s.tk)); });
 }
-AttentionOptions beside(AttentionOptions o, const Var& x) {
+AttentionOptions on_arena(AttentionOptions o, const Var& x) {
   if (o.starts.defined()) o.starts = o.starts.to(x.value().arena());
   return o;
 }
@@ -338,7 +338,7 @@ Problem sample_attention(Random& random) {
           [o](const std::vector<Var>& v) {
             // The last dim must be contiguous: operands with other strides are copied within the graph.
             const auto reshaped = [](const Var& x) { return reshape(x, x.shape()); };
-            return attention(reshaped(v[0]), reshaped(v[1]), reshaped(v[2]), beside(o, v[0]));
+            return attention(reshaped(v[0]), reshaped(v[1]), reshaped(v[2]), on_arena(o, v[0]));
           },
           [=](const Values& v) { return attend(v, s, o); },
           o.dropout == 0 && !o.starts.defined()};
@@ -353,18 +353,19 @@ Problem sample_packed_attention(Random& random) {
   AttentionOptions o = sample_options(random);
   o.causal = true;
   sample_starts(random, self, o);
-  return {
-      {{Shape{s.b, s.tk, heads.packed() * d}}},
-      [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), heads, beside(o, v[0])); },
-      [=](const Values& v) {
-        Values qkv(3);
-        for (size_t i = 0; i < v[0].size(); ++i) {
-          const int64_t head = static_cast<int64_t>(i) / d % heads.packed();
-          qkv[head < heads.query ? 0 : head < heads.query + heads.key ? 1 : 2].push_back(v[0][i]);
-        }
-        return attend(qkv, self, o);
-      },
-      o.dropout == 0 && !o.starts.defined()};
+  return {{{Shape{s.b, s.tk, heads.packed() * d}}},
+          [=](const std::vector<Var>& v) {
+            return packed_attention(reshape(v[0], v[0].shape()), heads, on_arena(o, v[0]));
+          },
+          [=](const Values& v) {
+            Values qkv(3);
+            for (size_t i = 0; i < v[0].size(); ++i) {
+              const int64_t head = static_cast<int64_t>(i) / d % heads.packed();
+              qkv[head < heads.query ? 0 : head < heads.query + heads.key ? 1 : 2].push_back(v[0][i]);
+            }
+            return attend(qkv, self, o);
+          },
+          o.dropout == 0 && !o.starts.defined()};
 }
 
 // Preparation of heads before attention.

@@ -104,8 +104,8 @@ class Lines:
                 os.mknod(os.path.join(folder, name), 0o666 | stat.S_IFCHR, os.makedev(1, minor))
 
     def environment(self, folder):
-        beside = os.path.dirname(folder)
-        return {"HOME": os.path.join(beside, "home"), "TMPDIR": os.path.join(beside, "tmp"), "PATH": os.environ["PATH"],
+        parent = os.path.dirname(folder)
+        return {"HOME": os.path.join(parent, "home"), "TMPDIR": os.path.join(parent, "tmp"), "PATH": os.environ["PATH"],
                 "LC_ALL": "C.UTF-8", "TESSERA_CACHE": "cache", "OMP_WAIT_POLICY": "passive"}
 
     def value(self, dice, name, choices):

@@ -36,7 +36,7 @@ def layer(x, up, down, gated):
 def mixture(b, t, c, experts, k, hidden, gated, first, shared, balance, z):
     x, dy, router = take(b, t, c), take(b, t, c), take(experts, c)
     pairs = [(take((1 + gated) * hidden, c), take(c, hidden)) for _ in range(experts)]
-    beside = [(take((1 + gated) * hidden * shared, c), take(c, hidden * shared))] if shared else []
+    shared_experts = [(take((1 + gated) * hidden * shared, c), take(c, hidden * shared))] if shared else []
     logits = F.linear(x, router)
     chosen = logits.topk(k, -1).indices
     weights = logits.softmax(-1).gather(-1, chosen)
@@ -46,12 +46,12 @@ def mixture(b, t, c, experts, k, hidden, gated, first, shared, balance, z):
     for e, (up, down) in enumerate(pairs):
         share = (weights * (chosen == e)).sum(-1, keepdim=True)
         y = y + share * layer(x, up, down, gated)
-    for up, down in beside:
+    for up, down in shared_experts:
         y = y + layer(x, up, down, gated)
     choices = F.one_hot(chosen, experts).double().mean((1, 2))  # (B, E): fractions of the choices
     losses = balance * experts * (choices * logits.softmax(-1).mean(1)).sum(-1) + z * logits.logsumexp(-1).square().mean(-1)
     ((y * dy.detach()).sum() + losses.mean()).backward()
-    return [y.detach(), x.grad, router.grad] + [w.grad for pair in pairs + beside for w in pair]
+    return [y.detach(), x.grad, router.grad] + [w.grad for pair in pairs + shared_experts for w in pair]
 
 
 out = []

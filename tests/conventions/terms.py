@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts discouraged terms; the table beside this script gives each term's pattern, exceptions and upper bounds.
+"""Counts discouraged terms; the table next to this script gives each term's pattern, exceptions and upper bounds.
 
 terms.py                      the counts of every term: documentation, comments, strings, identifiers
 terms.py --since REV          in addition the counts of a revision

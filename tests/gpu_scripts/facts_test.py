@@ -42,7 +42,7 @@ def counts(**given):
 
 
 def refusal(args, **paths):
-    return gpu_run.why_refused(changed(**paths), gpu_run.wanted_of(GPT2 + args))
+    return gpu_run.why_refused(changed(**paths), gpu_run.requested_kernels(GPT2 + args))
 
 
 class RunReports(unittest.TestCase):
@@ -68,7 +68,7 @@ class RunReports(unittest.TestCase):
         self.assertIn("forward: requested tensor cores, got 24 by cudnn", refusal(own))
         plain = dict(attention__forward=counts(plain=24), attention__backward=counts(plain=24))
         self.assertIn("got 24 by plain", refusal(own, **plain))
-        fp32 = gpu_run.wanted_of(["--channels", "768", "--heads", "12", "--attention", "own"])
+        fp32 = gpu_run.requested_kernels(["--channels", "768", "--heads", "12", "--attention", "own"])
         self.assertEqual(gpu_run.why_refused(changed(**plain), fp32), "")
         self.assertEqual(refusal(own + ["--cp", "2"], **plain), "")
         self.assertIn("by cudnn", refusal(own + ["--cp", "2"]))
@@ -83,7 +83,7 @@ class RunReports(unittest.TestCase):
 
     def test_missing_report_is_rejected(self):
         for said in (None, {}, "yes", changed(graph=None)):
-            self.assertNotEqual(gpu_run.why_refused(said, gpu_run.wanted_of(["--cuda-graph", "on"])), "")
+            self.assertNotEqual(gpu_run.why_refused(said, gpu_run.requested_kernels(["--cuda-graph", "on"])), "")
         half = changed()
         del half["attention"]["backward"]
         self.assertIn("is invalid", gpu_run.why_refused(half, {"attention": "cudnn", "graph": None}))

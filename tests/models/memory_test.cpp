@@ -25,7 +25,7 @@ constexpr int64_t kBatch = 3, kTokens = 40, kLayers = 3;
 
 // Elements per token.
 struct Saved {
-  int64_t elements, beside;
+  int64_t elements, wide_elements;
 };
 
 Saved saved_activations(const ModelConfig& c) {
@@ -33,8 +33,8 @@ Saved saved_activations(const ModelConfig& c) {
   const int64_t k = c.all_heads().key * c.head_size(), packed = c.attended() + 2 * k;
   if (c.recompute == Recompute::block) return {c.channels, 0};
   Saved saved{4 * c.channels + packed + c.attended() + (gpt ? 2 : 3) * c.hidden(), c.heads + (gpt ? 4 : 2)};
-  if (c.qk_norm) saved.elements += packed, saved.beside += c.heads + c.all_heads().key;
-  if (c.recompute == Recompute::attention) return {saved.elements - c.attended(), saved.beside - c.heads};
+  if (c.qk_norm) saved.elements += packed, saved.wide_elements += c.heads + c.all_heads().key;
+  if (c.recompute == Recompute::attention) return {saved.elements - c.attended(), saved.wide_elements - c.heads};
   if (c.recompute != Recompute::none) saved.elements -= c.hidden();
   if (c.recompute == Recompute::activation_norm) saved.elements -= 2 * c.channels;
   return saved;
@@ -61,7 +61,7 @@ TEST(Memory, BlockActivationsMatchFormula) {
 
         const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
         const auto bytes = [&](const Saved& saved) {
-          return tokens * (saved.elements * element_size(dtype) + saved.beside * wide);
+          return tokens * (saved.elements * element_size(dtype) + saved.wide_elements * wide);
         };
         const std::string what = std::string(to_string(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
         const Usage usage = arena->usage(Category::activations);

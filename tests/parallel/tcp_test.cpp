@@ -247,6 +247,35 @@ TEST(Rendezvous, RestartedRankReplacesItsPreviousProcess) {
   }
 }
 
+// A rank exits between its hello and rank 0's answer: those that have their answer join again, with its next process.
+TEST(Rendezvous, RanksJoinAgainAfterOneDisconnects) {
+  const std::string address = free_address();
+  std::latch again(1);
+  const Texts errors = run_ranks(3, [&](int rank) {
+    if (rank == 0) {  // the first answer, sent to rank 1 only
+      const auto [host, port] = parse_address(address);
+      const Addresses at = resolved(host, port, address);
+      const Descriptor listener = listening_on(at->ai_addr, at->ai_addrlen, at->ai_family);
+      ASSERT_TRUE(listener && wait_for(listener.get(), POLLIN, Deadline(20)));
+      const Descriptor guest(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      Hello hello;
+      ASSERT_TRUE(read_all(guest.get(), &hello, sizeof(hello), Deadline(20)));
+      EXPECT_EQ(hello.rank, 1U);
+      std::array<PeerPlace, 3> places{};
+      Answer answer{.bytes = sizeof(places), .token = {'t'}};
+      ASSERT_TRUE(write_all(guest.get(), &answer, sizeof(answer), Deadline(20)));
+      ASSERT_TRUE(write_all(guest.get(), places.data(), sizeof(places), Deadline(20)));
+      answer.refused = Answer::kAgain, answer.bytes = 0;
+      ASSERT_TRUE(write_all(guest.get(), &answer, sizeof(answer), Deadline(20)));
+      again.count_down();
+    }
+    if (rank == 2) again.wait();
+    const RendezvousResult met = join_rendezvous({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
+    EXPECT_EQ(std::ranges::count_if(met.peers, [](const Descriptor& peer) { return bool(peer); }), 2);
+  });
+  EXPECT_EQ(errors, Texts(3));
+}
+
 TEST(Rendezvous, RetriesUnresolvedHostNames) {
   const std::string address = free_address(), port = address.substr(address.find(':'));
   for (const int first_calls : {1, 7}) {

@@ -45,9 +45,7 @@ assert gpipe.bubble == one_f_one_b.bubble > halves.bubble and proof and not tess
 import re
 drawn = tessera.report(tessera.Plan(ranks=4), **sizes, figure="memory", zero=[0, 1, 2, 3]).svg
 peaks = [float(peak) * 1e3 for peak in re.findall(r"each of 4 ranks: ([0-9.]+) KB", drawn)]
-# where the peak is not in attention, verify holds slightly more than train
-assert len(peaks) == 4 and all(
-    -51 < table.loc["peak", stage] - peak < 0.003 * peak for stage, peak in enumerate(peaks)), peaks
+assert len(peaks) == 4 and all(abs(table.loc["peak", stage] - peaks[stage]) < 51 for stage in range(4)), peaks
 before, after = table.T.shift(1).T.iloc[:3], table.iloc[:3]
 assert [(0.24 < (after / before)[stage]).tolist() for stage in (1, 2, 3)] == [[True] * 3] * 3
 assert [((after / before)[stage] < 0.3).tolist() for stage in (1, 2, 3)] == [

@@ -164,21 +164,7 @@ namespace {
 constexpr size_t kMaxUnverified = 64;  // connections
 constexpr size_t kMaxRefusal = 500;
 constexpr double kLookupInterval = 3;  // seconds until the name is resolved again
-constexpr uint32_t kAddressSize = 46;  // numeric, with the terminating 0
 
-// Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank. The latter may be followed by
-// kAgain: a rank has disconnected, so the others join again.
-struct Answer {
-  static constexpr uint32_t kRefused = 1, kAgain = 2;
-  std::array<char, 8> magic = Hello::kMagic;
-  uint32_t refused = 0, bytes = 0;
-  std::array<char, 16> token = {};
-};
-struct PeerPlace {
-  std::array<char, kAddressSize> address = {};  // numeric, 0-terminated
-  uint16_t port = 0;
-  uint64_t host = 0;
-};
 // The first message between two ranks other than rank 0.
 struct PeerHello {
   std::array<char, 16> token = {};
