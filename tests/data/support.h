@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "base/files.h"
-#include "data/text.h"
 #include "data/loader.h"
+#include "data/text.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
