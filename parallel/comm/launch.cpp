@@ -56,25 +56,7 @@ namespace {
   }
 }
 
-std::unique_ptr<Transport> make_transport(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
-  return wrap_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
-}
-
-// Threads cannot be killed: if a rank neither ends nor communicates, the process must exit.
-void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause,
-                  const std::function<void()>& before) {
-  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == WaitResult::arrived) return;
-  before();
-  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " +
-                           one_line(o.shown ? o.shown(cause) : cause) +
-                           " (another rank does not stop; terminating the process)\n";
-  std::fputs(line.c_str(), stderr);
-  std::fflush(nullptr);
-  std::_Exit(static_cast<int>(Status::communication));
-}
-
-}  // namespace
-
+// Wraps `transport` in NCCL, with the GPU of the local rank, and in `around`, as the options specify.
 std::unique_ptr<Transport> wrap_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport, int local_rank,
                                           int local_world_size) {
   if (o.backend == Backend::nccl) {
@@ -93,6 +75,7 @@ std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& o) {
   });
 }
 
+// Ignores errors so that they do not hide the failure.
 void write_flight(const LaunchOptions& o, const Flight& flight, const std::string& cause) {
   const std::filesystem::path path = o.flight_file ? o.flight_file() : std::filesystem::path();
   if (path.empty()) return;
@@ -107,6 +90,21 @@ void write_flight(const LaunchOptions& o, const Flight& flight, const std::strin
   }
   close(file);
 }
+
+// Threads cannot be killed: if a rank neither ends nor communicates, the process must exit.
+void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause,
+                  const std::function<void()>& before) {
+  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == WaitResult::arrived) return;
+  before();
+  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " +
+                           one_line(o.shown ? o.shown(cause) : cause) +
+                           " (another rank does not stop; terminating the process)\n";
+  std::fputs(line.c_str(), stderr);
+  std::fflush(nullptr);
+  std::_Exit(static_cast<int>(Status::communication));
+}
+
+}  // namespace
 
 void check_threads(int64_t count) {
   std::atomic<bool> ended{false};
@@ -132,22 +130,17 @@ int threads_of_rank(int asked, int cores, int local_world_size) {
   return std::getenv("OMP_NUM_THREADS") ? cpu::threads() : std::max(1, cores / local_world_size);
 }
 
-void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
-              const std::function<void(Communicator& world)>& body) {
-  Communicator all(std::move(transport), "world", o.algorithm);
-  all.set_flight(flight);
-  require_same(all, o.same);
-  check_threads(cpu::threads());
-  body(all);
-  all.barrier();
-}
-
 void run_process(const LaunchOptions& o, std::unique_ptr<Transport> transport, int local_world_size,
                  const std::function<void(Communicator& world)>& body) {
   const auto flight = std::make_shared<Flight>(transport->rank(), transport->size(), make_stall_reporter(o));
   const int local_rank = transport->local_rank();
   try {
-    run_rank(o, wrap_transport(o, std::move(transport), local_rank, local_world_size), flight, body);
+    Communicator all(wrap_transport(o, std::move(transport), local_rank, local_world_size), "world", o.algorithm);
+    all.set_flight(flight);
+    require_same(all, o.same);
+    check_threads(cpu::threads());
+    body(all);
+    all.barrier();
   } catch (const Error& e) {
     write_flight(o, *flight, e.what());
     throw;
@@ -252,7 +245,8 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   const auto run = [&](int rank) {
     try {
       cpu::set_threads(team);
-      Communicator world(make_transport(o, group, rank), "world", o.algorithm);
+      Communicator world(wrap_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks), "world",
+                         o.algorithm);
       world.set_flight(flights[static_cast<size_t>(rank)]);
       body(world);
       count_done();

@@ -28,8 +28,6 @@
 
 namespace tessera {
 
-class StallReporter;
-
 enum class Backend : uint8_t { threads, mpi, nccl, tcp };
 
 struct LaunchOptions {
@@ -54,24 +52,13 @@ struct LaunchOptions {
   std::function<std::filesystem::path()> flight_file = {};
 };
 
-std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options);
-// Ignores errors so that they do not hide the failure.
-void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
-
-// Wraps `transport` in NCCL, with the GPU of the local rank, and in `around`, as the options specify.
-std::unique_ptr<Transport> wrap_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
-                                          int local_rank, int local_world_size);
-
 // Starts and joins `count` threads, and throws FieldError if that fails (ulimit -u, or memory for their stacks),
 // because OpenMP would abort the process.
 void check_threads(int64_t count);
 // Threads per rank: `asked`, else from the environment, else the cores divided by local_world_size.
 int threads_of_rank(int asked, int cores, int local_world_size);
-// Compares the facts, runs the body, and waits for all other ranks.
-void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
-              const std::function<void(Communicator& world)>& body);
-// run_rank() for a process of its own. Before it rethrows a failure, it writes the flight recorder; a failure that is
-// not an Error becomes one.
+// Runs one rank in a process of its own: compares the facts, runs the body, and waits for all other ranks. Before it
+// rethrows a failure, it writes the flight recorder; a failure that is not an Error becomes one.
 void run_process(const LaunchOptions& options, std::unique_ptr<Transport> transport, int local_world_size,
                  const std::function<void(Communicator& world)>& body);
 // The cause of a failure; if memory or threads were exhausted, also what required them.
