@@ -104,18 +104,6 @@ struct Writer {
   }
 };
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
-      out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
-    else
-      out += c;
-  }
-  return out + "\"";
-}
-
 }  // namespace
 
 std::vector<std::string> split(std::string_view text, char at) {
@@ -179,7 +167,7 @@ std::string Setting::text() const {
 
 std::string Setting::written() const {
   const std::string plain = text();
-  if (is_text() || (field.fraction && *field.fraction > 0)) return plain.empty() ? "" : quoted(plain);
+  if (is_text() || (field.fraction && *field.fraction > 0)) return plain.empty() ? "" : quoted_text(plain);
   const bool real = kind() == "number" && !plain.empty();
   return real && plain.find_first_of(".e") == std::string::npos ? plain + ".0" : plain;
 }

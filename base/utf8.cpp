@@ -1,6 +1,8 @@
 // Decoding and encoding of UTF-8.
 #include "base/utf8.h"
 
+#include <fmt/format.h>
+
 namespace tessera {
 
 std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position) {
@@ -100,6 +102,18 @@ std::string escape_broken(std::string_view bytes) {
   return with_broken(bytes, [](std::string& out, std::string_view broken) {
     for (const char c : broken) append_escaped(out, c);
   });
+}
+
+std::string quoted_text(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
+    else
+      out += c;
+  }
+  return out + "\"";
 }
 
 }  // namespace tessera

@@ -44,4 +44,7 @@ std::string replace_broken(std::string_view bytes);
 // Escapes every invalid byte as `\xe9`, for display.
 std::string escape_broken(std::string_view bytes);
 
+// A string of JSON and TOML, with quotes.
+std::string quoted_text(std::string_view text);
+
 }  // namespace tessera

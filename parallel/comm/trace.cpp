@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
+
 namespace tessera {
 
 namespace {
@@ -100,23 +102,6 @@ std::future<void> trace_stall(std::future<void> done, Trace* trace) {
   });
 }
 
-namespace {
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      out += {'\\', c};
-    else if (static_cast<unsigned char>(c) < 0x20)
-      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
-    else
-      out += c;
-  }
-  return out + "\"";
-}
-
-}  // namespace
-
 bool StallReporter::is_news(const std::string& axis, int missing) {
   const std::lock_guard lock(mutex_);
   return reported_.insert({axis, missing}).second;
@@ -166,7 +151,7 @@ void Flight::overdue(const std::string& axis, const std::string& during, int mis
 
 std::string Flight::to_json(const std::string& cause) const {
   std::string out = fmt::format(R"({{"rank": {}, "ranks": {}, "cause": {}, "operations": [)", rank_, waited_ns_.size(),
-                                quoted(cause));
+                                quoted_text(cause));
   const uint64_t made = made_.load();
   const std::lock_guard lock(naming_);
   bool first = true;
@@ -175,7 +160,7 @@ std::string Flight::to_json(const std::string& cause) const {
     const uint64_t kind = e.kind.load(), ended = e.ended.load();
     out += fmt::format(
         R"({}{{"axis": {}, "number": {}, "operation": "{}", "bytes": {}, "begun": {:.6f}, "ended": {}}})",
-        first ? "" : ", ", quoted(axes_.at(kind >> 8)), e.number.load(), to_string(static_cast<Op>(kind & 0xff)),
+        first ? "" : ", ", quoted_text(axes_.at(kind >> 8)), e.number.load(), to_string(static_cast<Op>(kind & 0xff)),
         e.bytes.load(), seconds_at(e.begun.load()), ended == 0 ? "null" : fmt::format("{:.6f}", seconds_at(ended)));
     first = false;
   }
