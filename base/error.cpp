@@ -141,4 +141,10 @@ std::string alternatives(std::span<const std::string_view> names) {
   return out;
 }
 
+std::string multiples_near(int64_t n, int64_t wanted) {
+  const int64_t below = wanted / n * n;
+  if (below == wanted && wanted > 0) return std::to_string(wanted);
+  return (below < 1 ? "" : std::to_string(below) + " or ") + std::to_string(below + n);
+}
+
 }  // namespace tessera

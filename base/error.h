@@ -104,6 +104,8 @@ constexpr auto row_names(const Rows& rows) {
 }
 // "direct, ring or tree", for messages.
 std::string alternatives(std::span<const std::string_view> names);
+// "8 or 12": the positive multiples of n nearest to `wanted`.
+std::string multiples_near(int64_t n, int64_t wanted);
 
 template <class Enum, size_t n>
 constexpr std::string_view name_in(const std::array<std::string_view, n>& names, Enum value) {

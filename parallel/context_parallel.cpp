@@ -12,12 +12,6 @@
 namespace tessera {
 namespace {
 
-// The nearest positive multiples of `unit` below and above n, as "4 or 8".
-std::string nearest_multiples(int64_t n, int64_t unit) {
-  const int64_t below = n / unit * unit;
-  return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
-}
-
 // Exchanged arrays have the layout (c, T / c, B, ...): each rank's tokens are one chunk, and all tokens are (T, B,
 // ...), which attention reads and writes in place.
 struct Ulysses {
@@ -105,7 +99,7 @@ std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Sequ
   if (tokens <= 0 || tokens % count != 0)
     throw Error("[context_parallel] " + std::to_string(tokens) + " tokens are not divisible into " +
                 std::to_string(count) + " equal chunks for " + std::to_string(ranks) +
-                " ranks; nearest valid value: " + nearest_multiples(tokens, count));
+                " ranks; nearest valid value: " + multiples_near(count, tokens));
   std::vector<int64_t> positions(static_cast<size_t>(tokens / ranks));
   const int64_t size = tokens / count;
   auto at = positions.begin();
@@ -130,7 +124,7 @@ Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions
   for (const int64_t count : {heads.query, heads.key})
     if (count <= 0 || count % c != 0)
       throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks do not divide " +
-                  std::to_string(count) + " heads; nearest valid value: " + nearest_multiples(count, c));
+                  std::to_string(count) + " heads; nearest valid value: " + multiples_near(c, count));
   const Tensor q = packed_slice(qkv.value(), heads, 0);
   const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;

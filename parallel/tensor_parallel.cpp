@@ -120,12 +120,10 @@ std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) 
 }
 
 Var join(Var partial, Communicator& tp, Placement between) {
-  if (is_sharded(between) && partial.dim(between.dim) % tp.size() != 0) {
-    const int64_t tokens = partial.dim(between.dim), below = tokens / tp.size() * tp.size();
-    throw Error(
-        fmt::format("[tensor_parallel] {} axis: {} tokens cannot be sharded over {} ranks; nearest valid value: {}{}",
-                    tp.axis(), tokens, tp.size(), below > 0 ? fmt::format("{} or ", below) : "", below + tp.size()));
-  }
+  if (is_sharded(between) && partial.dim(between.dim) % tp.size() != 0)
+    throw Error(fmt::format(
+        "[tensor_parallel] {} axis: {} tokens cannot be sharded over {} ranks; nearest valid value: {}", tp.axis(),
+        partial.dim(between.dim), tp.size(), multiples_near(tp.size(), partial.dim(between.dim))));
   return redistribute(std::move(partial), tp, P, between);
 }
 

@@ -211,10 +211,4 @@ std::string describe(const Plan& p) {
   return p.sync_fragments > 1 ? text + fmt::format(" in {} fragments", p.sync_fragments) : text;
 }
 
-std::string multiples_near(int64_t n, int64_t wanted) {
-  const int64_t below = wanted / n * n;
-  if (below == wanted) return std::to_string(wanted);
-  return below < 1 ? std::to_string(below + n) : fmt::format("{} or {}", below, below + n);
-}
-
 }  // namespace tessera

@@ -125,7 +125,4 @@ DilocoOptions diloco_options(const Plan& plan, int64_t last_step);
 Schedule make_schedule(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 
-// "8 or 12": the multiples of n nearest to `wanted`.
-std::string multiples_near(int64_t n, int64_t wanted);
-
 }  // namespace tessera

@@ -32,12 +32,10 @@ struct PassOrder {
 
 Schedule interleaved(int ranks, int microbatches, int chunks) {
   Schedule s = empty_schedule("interleaved", ranks, chunks, microbatches);
-  if (microbatches % ranks != 0) {
-    const int below = microbatches / ranks * ranks, above = below + ranks;
-    throw Error(fmt::format(
-        "[schedule] interleaved: {} micro-batches are not a multiple of {} ranks; nearest valid value: {}{}",
-        microbatches, ranks, below > 0 ? fmt::format("{} or ", below) : "", above));
-  }
+  if (microbatches % ranks != 0)
+    throw Error(
+        fmt::format("[schedule] interleaved: {} micro-batches are not a multiple of {} ranks; nearest valid value: {}",
+                    microbatches, ranks, multiples_near(ranks, microbatches)));
   const PassOrder order{ranks, chunks};
   const int total = microbatches * chunks;
   for (int r = 0; r < ranks; ++r) {
