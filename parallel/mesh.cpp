@@ -1,6 +1,9 @@
 // Groups are splits of the world.
 #include "parallel/mesh.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -29,12 +32,6 @@ class SingleRankTransport final : public Transport {
   Transport& world_;
   int world_rank_;
 };
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : "+") + name;
-  return all;
-}
 
 }  // namespace
 
@@ -111,12 +108,13 @@ Communicator& Mesh::operator[](std::string_view axis) { return *groups_.find(axe
 
 Communicator& Mesh::flat(const std::vector<std::string>& axes) {
   std::vector<size_t> members;
+  const std::string all = fmt::format("{}", fmt::join(axes, "+"));
   for (const std::string& name : axes) {
     members.push_back(index(name));
-    if (std::ranges::count(axes, name) > 1) throw Error("[mesh] axis " + name + " occurs twice in " + joined(axes));
+    if (std::ranges::count(axes, name) > 1) throw Error("[mesh] axis " + name + " occurs twice in " + all);
   }
-  std::unique_ptr<Communicator>& made = groups_[joined(axes)];
-  if (!made) made = group(members, joined(axes));
+  std::unique_ptr<Communicator>& made = groups_[all];
+  if (!made) made = group(members, all);
   return *made;
 }
 
