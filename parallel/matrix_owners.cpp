@@ -82,15 +82,13 @@ void MatrixOwners::exchange_shards() {
       mine[i * width + 2 * r + 1] = runs[r].size;
     }
   }
-  const ArenaPtr host = make_arena();
-  const Tensor own = Tensor::of<int64_t>(mine, {std::ssize(mine)}, host);
-  const Tensor all = Tensor::empty({std::ssize(mine) * tp_.size()}, DType::int64, host);
-  if (!mine.empty()) tp_.all_gather(own, all);
+  if (mine.empty()) return;
+  const std::vector<int64_t> all = all_gather_values(tp_, mine);
   for (size_t i = 0; i < matrices_.size(); ++i) {
     Matrix& m = matrices_[i];
     for (size_t t = 0; t < n; ++t) {
       ShardSpec spec{.dim = m.slot.parameter->shard.dim};
-      const int64_t* run = all.data<int64_t>() + t * mine.size() + i * width;
+      const int64_t* run = all.data() + t * mine.size() + i * width;
       for (size_t r = 0; r < kMaxRuns; ++r, run += 2)
         if (run[1] > 0) spec.runs.push_back({run[0], run[1]});
       m.largest = std::max(m.largest, spec.slice_unit(m.slot.parameter->full_shape).numel());

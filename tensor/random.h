@@ -68,11 +68,14 @@ class Philox {
     for (uint64_t i = first & 3; i < (first & 3) + N; ++i) *to++ = to_uniform(w[i & 3][i >> 2]);
   }
 
+  constexpr uint64_t bits(uint64_t index, uint64_t step = 0) const {
+    const Block b = (*this)(index, step);
+    return static_cast<uint64_t>(b[0]) << 32 | b[1];
+  }
+
   // Uniform integer in [0, n): the high half of a 64 x 32-bit multiplication (bias below n / 2^64).
   constexpr uint64_t below(uint64_t n, uint64_t i, uint64_t step = 0) const {
-    const Block b = (*this)(i, step);
-    const uint64_t hi = static_cast<uint64_t>(b[0]) << 32 | b[1];
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(hi) * n) >> 64);
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(bits(i, step)) * n) >> 64);
   }
 
   // Standard normal (Box and Muller 1958), two elements per block, computed in double.

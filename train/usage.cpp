@@ -33,11 +33,9 @@ RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, 
   const double seconds = world.flight() ? world.flight()->seconds() : 0;
   const ArenaPtr host = arena->host();
   const Tensor total = Tensor::of<int64_t>(counts, {std::ssize(counts)}, host);
-  const Tensor peak = Tensor::of<int64_t>(std::vector<int64_t>{arena->total().peak}, {1}, host);
-  const Tensor peaks = Tensor::empty({world.size()}, DType::int64, host);
+  const int64_t peak = arena->total().peak;
   world.all_reduce(total);
-  world.all_gather(peak, peaks);
-  RunUsage usage{.peak_bytes = peaks.to_vector<int64_t>(), .sent = {}, .arena = arena};
+  RunUsage usage{.peak_bytes = all_gather_values<int64_t>(world, {peak}, host), .sent = {}, .arena = arena};
   world.sum(waited);
   usage.straggler = find_straggler(waited, seconds);
   const int64_t* at = total.data<int64_t>();

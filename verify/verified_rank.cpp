@@ -204,7 +204,8 @@ class VerifiedRank {
 
   // Gradient norm of each replica, as reported by its first rank.
   std::vector<double> norms(const StepReport& report) {
-    const std::vector<double> all = gathered<double>({report.grad_norm});
+    const std::vector<double> all =
+        all_gather_values<double>(state_.groups.world, {report.grad_norm}, state_.arena->host());
     std::vector<double> out;
     for (int64_t copy = 0; copy < trained_copies(); ++copy)
       out.push_back(all[static_cast<size_t>(copy * job_.plan.cp * job_.plan.tp)]);
@@ -260,7 +261,7 @@ class VerifiedRank {
     constexpr size_t kLength = 256;
     std::vector<int32_t> letters(mine.begin(), mine.end());
     letters.resize(kLength);
-    const std::vector<int32_t> all = gathered(letters);
+    const std::vector<int32_t> all = all_gather_values(state_.groups.world, letters, state_.arena->host());
     if (!oracle_) return;
     if (result_.seen.copies_step == 0) result_.seen.copies_step = state_.steps_done();
     for (auto from = all.begin(); from != all.end(); from += kLength) {
@@ -268,15 +269,6 @@ class VerifiedRank {
       std::vector<std::string>& known = result_.seen.copies;
       if (!text.empty() && std::ranges::find(known, text) == known.end()) known.push_back(std::move(text));
     }
-  }
-
-  template <class T>
-  std::vector<T> gathered(const std::vector<T>& own) {
-    const ArenaPtr host = state_.arena->host();
-    const Tensor mine = Tensor::of<T>(own, {std::ssize(own)}, host);
-    const Tensor all = Tensor::empty({std::ssize(own) * state_.groups.world.size()}, mine.dtype(), host);
-    state_.groups.world.all_gather(mine, all);
-    return all.to_vector<T>();
   }
 
   void compare(const StepReport& report, const std::vector<double>& norms, const OfCopies& gradients,
@@ -385,7 +377,7 @@ class VerifiedRank {
     const Tensor maximum = counts.clone();
     world.all_reduce(counts);
     world.all_reduce(maximum, Reduction::max);
-    const std::vector<int64_t> all = gathered(mine);
+    const std::vector<int64_t> all = all_gather_values(world, mine, state_.arena->host());
     if (!oracle_) return;
     const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
     result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);

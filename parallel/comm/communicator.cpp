@@ -2,6 +2,7 @@
 #include "parallel/comm/communicator.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -107,8 +108,8 @@ void Communicator::set_flight(std::shared_ptr<Flight> flight) {
 double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 
 template <class F>
-static int64_t on_axis(const std::string& axis, const F& f) {
-  return named_in_errors([&] { return axis + " axis, "; }, f);
+int64_t Communicator::named(const F& f) const {
+  return named_in_errors([this] { return axis_ + " axis, "; }, f);
 }
 
 // f returns the bytes sent.
@@ -116,7 +117,7 @@ template <class F>
 void Communicator::observed(const Call& call, double requested, const F& f) {
   const double begin = now();
   const uint64_t ticket = flight_ ? flight_->begin(flight_axis_, call.op, call.bytes()) : 0;
-  const int64_t sent = on_axis(axis_, f);
+  const int64_t sent = named(f);
   if (flight_) flight_->end(ticket);
   OpCount& count = counts_[static_cast<size_t>(call.op)];
   ++count.calls;
@@ -145,7 +146,7 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
   if (eager) {
     const ScopedStall span(stall_timer_);
     const TraceSpan wait(trace_, kStall, TraceKind::wait);
-    sent = on_axis(axis_, [&] { return send_chunks(*transport_, call); });
+    sent = named([&] { return send_chunks(*transport_, call); });
   }
   // Memory is released when the caller waits, not at completion, so that every step has the same peak and, on a GPU,
   // the same addresses (tensor/cuda/gpus.h).
@@ -291,25 +292,26 @@ Work Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::sp
   return copies_locally(call) ? Work() : start(call, {in, out}, algorithm_, splits);
 }
 
-void Communicator::send(const Tensor& x, int to, int tag) {
-  Call call = full_call(Op::send, x);
-  call.root = checked_rank(call, to);
-  if (to == rank()) complain(call, "a rank cannot send to itself");
+// f(call) sends or receives, and returns the bytes sent.
+template <class F>
+void Communicator::pass_message(Op op, const Tensor& x, int peer, const char* direction, const F& f) {
+  Call call = full_call(op, x);
+  call.root = checked_rank(call, peer);
+  if (peer == rank()) complain(call, std::string("a rank cannot ") + direction + " itself");
   const ScopedStall span(stall_timer_);
   const TraceSpan wait(trace_, kStall, TraceKind::wait);
-  observed(call, now(), [&] {
+  observed(call, now(), [&] { return f(call); });
+}
+
+void Communicator::send(const Tensor& x, int to, int tag) {
+  pass_message(Op::send, x, to, "send to", [&](const Call& call) {
     Memory(call).send(*transport_, to, tag, call.in, call.bytes());
     return call.bytes();
   });
 }
 
 void Communicator::recv(const Tensor& x, int from, int tag) {
-  Call call = full_call(Op::recv, x);
-  call.root = checked_rank(call, from);
-  if (from == rank()) complain(call, "a rank cannot receive from itself");
-  const ScopedStall span(stall_timer_);
-  const TraceSpan wait(trace_, kStall, TraceKind::wait);
-  observed(call, now(), [&] {
+  pass_message(Op::recv, x, from, "receive from", [&](const Call& call) {
     Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
     return 0;
   });
@@ -422,6 +424,10 @@ std::string shown(const Sorted& facts, const std::string& name) {
 
 }  // namespace
 
+std::string ranks_text(const std::set<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
 std::string broadcast_text(Communicator& world, const std::string& text, int root) {
   const ArenaPtr arena = make_arena();
   const Tensor size = Tensor::of<int64_t>(std::vector{std::ssize(text)}, {1}, arena);
@@ -437,12 +443,8 @@ void require_same(Communicator& world, const Facts& mine) {
   const OpCounts counted = world.counts();
   const Sorted own(mine.begin(), mine.end());
   const std::string text = to_string(own);
-  const ArenaPtr arena = make_arena();
-  const Tensor hashes = Tensor::zeros({world.size()}, DType::int64, arena);
-  const Philox::Block words = Philox::named(0, text)(0);  // any hash function works
-  const int64_t hash = int64_t{words[0]} << 32 | words[1];
-  world.all_gather(Tensor::of<int64_t>(std::vector{hash}, {1}, arena), hashes);
-  const std::vector<int64_t> all = hashes.to_vector<int64_t>();
+  const auto hash = static_cast<int64_t>(Philox::named(0, text).bits(0));  // any hash function works
+  const std::vector<int64_t> all = all_gather_values<int64_t>(world, {hash});
   const auto other = std::ranges::find_if(all, [&](int64_t h) { return h != all[0]; });
   if (other == all.end()) return world.reset_counts(counted);
   const auto rank = static_cast<int>(other - all.begin());

@@ -23,6 +23,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -148,6 +149,10 @@ class Communicator : NotCopied {
   Work start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
   void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
+  int64_t named(const F& f) const;
+  template <class F>
+  void pass_message(Op op, const Tensor& x, int peer, const char* direction, const F& f);
+  template <class F>
   void observed(const Call& call, double requested, const F& f);
   double now() const;
   Call full_call(Op op, const Tensor& x) const;
@@ -178,5 +183,17 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 void require_same(Communicator& world, const Facts& mine);
 
 std::string broadcast_text(Communicator& world, const std::string& text, int root);
+
+// The values of all ranks, in rank order; every rank has the same number.
+template <class T>
+std::vector<T> all_gather_values(Communicator& group, const std::vector<T>& mine, const ArenaPtr& host = make_arena()) {
+  const Tensor own = Tensor::of<T>(mine, {std::ssize(mine)}, host);
+  const Tensor all = Tensor::empty({group.size() * own.numel()}, own.dtype(), host);
+  group.all_gather(own, all);
+  return all.to_vector<T>();
+}
+
+// "rank 2" or "ranks 2, 3".
+std::string ranks_text(const std::set<int>& ranks);
 
 }  // namespace tessera

@@ -334,13 +334,9 @@ uint64_t slice_hash(const TensorSlice& h) {
   return checksum(text);
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
 // Largest group first, ties by lowest rank.
-[[noreturn]] void refuse(const TensorSlice& h, int64_t step, const std::map<int64_t, std::vector<int>>& by_value) {
-  std::vector<std::vector<int>> groups;
+[[noreturn]] void refuse(const TensorSlice& h, int64_t step, const std::map<int64_t, std::set<int>>& by_value) {
+  std::vector<std::set<int>> groups;
   for (const auto& [value, ranks] : by_value) groups.push_back(ranks);
   std::ranges::sort(groups,
                     [](const auto& a, const auto& b) { return a.size() != b.size() ? a.size() > b.size() : a < b; });
@@ -387,17 +383,11 @@ void check_replicas(TrainState& train) {
         checksum({reinterpret_cast<const char*>(here.raw()), static_cast<size_t>(here.nbytes())})));
   }
   mine.resize(static_cast<size_t>(2 * max_count));
-  const ArenaPtr host = train.arena->host();
-  const Tensor all = Tensor::empty({2 * max_count * world.size()}, DType::int64, host);
-  world.all_gather(Tensor::of<int64_t>(mine, {2 * max_count}, host), all);
+  const std::vector<int64_t> all = all_gather_values(world, mine, train.arena->host());
   world.reset_counts(before);
-  std::map<int64_t, std::map<int64_t, std::vector<int>>> by_place;  // ranks by slice and hash
-  const int64_t* const found = all.data<int64_t>();
-  for (int r = 0; r < world.size(); ++r)
-    for (int64_t i = 0; i < max_count; ++i) {
-      const int64_t* const entry = found + 2 * (r * max_count + i);
-      by_place[entry[0]][entry[1]].push_back(r);
-    }
+  std::map<int64_t, std::map<int64_t, std::set<int>>> by_place;  // ranks by slice and hash
+  for (size_t at = 0; at < all.size(); at += 2)
+    by_place[all[at]][all[at + 1]].insert(static_cast<int>(at / mine.size()));
   for (size_t i = 0; i < held.size(); ++i)
     if (const auto& by_value = by_place.at(mine[2 * i]); by_value.size() > 1)
       refuse(held[i], train.steps_done(), by_value);

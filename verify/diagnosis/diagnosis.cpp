@@ -291,20 +291,19 @@ std::string scalars_text(const Symptoms& s) {
   return out.empty() ? "loss and gradient norm are right" : fmt::format("{}", fmt::join(out, ", "));
 }
 
-std::string ranks_text(const Symptoms& s) {
+std::string wrong_ranks_text(const Symptoms& s) {
   std::set<int> ranks;
   for (const auto* all : {&s.parameters, &s.state})
     for (const TensorDifference* t : *all) ranks.insert(t->rank);
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+  return ranks_text(ranks);
 }
 
 std::string given_text(const Observations& o) {
   if (o.given.empty()) return "";
   std::set<int> ranks;
   for (const GivenDifference& g : o.given) ranks.insert(g.rank);
-  return fmt::format("rank{} {} {} given tokens that differ from the plan's (step {}: first in place of sequence {})",
-                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), ranks.size() == 1 ? "is" : "are",
-                     o.given[0].step, o.given[0].sequence);
+  return fmt::format("{} {} given tokens that differ from the plan's (step {}: first in place of sequence {})",
+                     ranks_text(ranks), ranks.size() == 1 ? "is" : "are", o.given[0].step, o.given[0].sequence);
 }
 
 std::string weights_text(const Observations& o) {
@@ -329,7 +328,7 @@ std::string filled(std::string_view text, const Symptoms& s) {
                     gradients = gradients_text(s), blocks = blocks_text(s), scalars = scalars_text(s),
                     given = given_text(o), weights = weights_text(o);
   const std::string updated = fmt::format("step {}: gradients and norm are right, but {} parameters of {} are not",
-                                          s.step, s.parameters.size(), ranks_text(s));
+                                          s.step, s.parameters.size(), wrong_ranks_text(s));
   const double factor = common_factor(s);
   double worst = 0;
   for (const TensorDifference* g : s.gradients) worst = std::max(worst, g->distance);

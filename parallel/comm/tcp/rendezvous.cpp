@@ -37,25 +37,11 @@
 namespace tessera {
 
 namespace {
+
 constexpr std::chrono::milliseconds kRetry{100};
-}
 
-std::string Deadline::within() const { return seconds_ > 0 ? " within " + seconds_text(seconds_) : ""; }
-
-int Deadline::ms() const {
-  const double left = 1e3 * (seconds_ - timer_.seconds());
-  return static_cast<int>(std::clamp(left + 1, 0.0, 100.0));
-}
-
-bool wait_for(int fd, int16_t what, const Deadline& deadline) {
-  while (!deadline.is_over()) {
-    pollfd one{fd, what, 0};
-    if (::poll(&one, 1, deadline.ms()) > 0) return true;
-  }
-  return false;
-}
-namespace {
-// As above, until `is_over`, which is called often enough for its AwakeTimers.
+// Waits until `fd` is readable (POLLIN), writable (POLLOUT), or broken; false: `is_over`, which is called often enough
+// for its AwakeTimers.
 bool poll_until(int fd, int16_t what, const std::function<bool()>& is_over) {
   while (!is_over()) {
     pollfd one{fd, what, 0};
@@ -63,27 +49,34 @@ bool poll_until(int fd, int16_t what, const std::function<bool()>& is_over) {
   }
   return false;
 }
-}  // namespace
 
-bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    if (!wait_for(fd, POLLIN, deadline)) return false;
-    const ssize_t n = ::recv(fd, at, bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
-    if (n > 0) at += n, bytes -= static_cast<size_t>(n);
+// Of a result of recv() or send() that does not wait.
+bool is_broken(ssize_t moved) { return moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR); }
+
+// move(done) transfers bytes from position `done` on and returns their number.
+template <class Move>
+bool move_all(int fd, int16_t what, size_t bytes, const Deadline& deadline, const Move& move) {
+  for (size_t done = 0; done < bytes;) {
+    if (!poll_until(fd, what, [&] { return deadline.is_over(); })) return false;
+    const ssize_t n = move(done);
+    if (is_broken(n)) return false;
+    if (n > 0) done += static_cast<size_t>(n);
   }
   return true;
 }
+
+}  // namespace
+
+std::string Deadline::within() const { return seconds_ > 0 ? " within " + seconds_text(seconds_) : ""; }
+
+bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline) {
+  return move_all(fd, POLLIN, bytes, deadline,
+                  [&](size_t done) { return ::recv(fd, static_cast<char*>(data) + done, bytes - done, MSG_DONTWAIT); });
+}
 bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline) {
-  const auto* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    if (!wait_for(fd, POLLOUT, deadline)) return false;
-    const ssize_t n = ::send(fd, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0 && errno != EAGAIN && errno != EINTR) return false;
-    if (n > 0) at += n, bytes -= static_cast<size_t>(n);
-  }
-  return true;
+  return move_all(fd, POLLOUT, bytes, deadline, [&](size_t done) {
+    return ::send(fd, static_cast<const char*>(data) + done, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+  });
 }
 
 std::pair<std::string, std::string> parse_address(const std::string& address) {
@@ -137,12 +130,6 @@ Descriptor connected(const addrinfo& first, const std::function<bool()>& is_over
   return Descriptor();
 }
 
-void set_up_for_messages(const Descriptor& socket) {
-  const int yes = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
-}
-
 uint16_t Endpoint::port() const {
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
@@ -177,16 +164,21 @@ uint64_t this_host() {
   ::gethostname(name.data(), name.size() - 1);
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  const Philox::Block words = Philox::named(0, name.data() + boot)(0);
-  return uint64_t{words[0]} << 32 | words[1];
+  return Philox::named(0, name.data() + boot).bits(0);
 }
 
-// "ranks 2, 3"
+// Disables Nagle's algorithm, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
+void set_up_for_messages(const Descriptor& socket) {
+  const int yes = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
+}
+
 std::string missing(const RendezvousResult& result, int first) {
-  std::vector<int> out;
+  std::set<int> out;
   for (int r = first; r < std::ssize(result.peers); ++r)
-    if (!result.peers[static_cast<size_t>(r)]) out.push_back(r);
-  return fmt::format("rank{} {}", out.size() == 1 ? "" : "s", fmt::join(out, ", "));
+    if (!result.peers[static_cast<size_t>(r)]) out.insert(r);
+  return ranks_text(out);
 }
 
 struct UnverifiedPeer {
@@ -199,7 +191,7 @@ struct UnverifiedPeer {
 bool has_ended(const Descriptor& socket) {
   char next = 0;
   const ssize_t n = ::recv(socket.get(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  return is_broken(n);
 }
 
 class Host {
@@ -253,7 +245,7 @@ class Host {
   void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
     for (const UnverifiedPeer& s : unverified_) polled.push_back({s.socket.get(), POLLIN, 0});
-    if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return;
+    if (::poll(polled.data(), polled.size(), static_cast<int>(kRetry.count())) <= 0) return;
     for (size_t i = unverified_.size(); i-- > 0;)
       if (polled[i + 1].revents != 0 && !read_hello(unverified_[i]))
         unverified_.erase(unverified_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -264,7 +256,7 @@ class Host {
   }
   void leave(size_t rank) {
     out_.peers[rank] = Descriptor();
-    left_.insert(rank);
+    left_.insert(static_cast<int>(rank));
   }
 
   // Returns false once the peer is verified or its connection is closed.
@@ -291,7 +283,7 @@ class Host {
     ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressSize}, nullptr, 0, NI_NUMERICHOST);
     place.port = s.hello.port, place.host = s.hello.host;
     out_.peers[s.hello.rank] = std::move(s.socket);
-    left_.erase(s.hello.rank);
+    left_.erase(static_cast<int>(s.hello.rank));
     return false;
   }
 
@@ -313,7 +305,7 @@ class Host {
         continue;
       answer.refused = Answer::kAgain, answer.bytes = 0;
       for (size_t done = 1; done < r; ++done) write_all(out_.peers[done].get(), &answer, sizeof(answer), Deadline(1));
-      left_.insert(r);
+      left_.insert(static_cast<int>(r));
       for (Descriptor& peer : out_.peers) peer = Descriptor();
       return false;
     }
@@ -323,8 +315,7 @@ class Host {
   [[noreturn]] void give_up() const {
     std::string why = fmt::format("[rendezvous] {} did not connect to {} within {}", missing(out_, 1), m_.address,
                                   seconds_text(m_.timeout_s));
-    if (!left_.empty())
-      why += fmt::format("; rank{} {} had connected and exited", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
+    if (!left_.empty()) why += "; " + ranks_text(left_) + " had connected and exited";
     for (const Descriptor& peer : out_.peers)
       if (peer) refuse(peer, why);
     throw CommError(why);
@@ -334,7 +325,7 @@ class Host {
   Deadline deadline_;
   Descriptor listener_;
   std::deque<UnverifiedPeer> unverified_;
-  std::set<size_t> left_;
+  std::set<int> left_;
   std::vector<PeerPlace> places_;
   RendezvousResult out_;
 };
@@ -388,8 +379,8 @@ class Joiner {
                       .port = own_end(listener.get()).port()};
     // rank 0 reports missing ranks itself, so it gets extra time
     const Deadline later(m_.timeout_s + 5);
-    if (!write_all(first.get(), &hello, sizeof(hello), deadline_) || !wait_for(first.get(), POLLIN, later) ||
-        has_ended(first))
+    if (!write_all(first.get(), &hello, sizeof(hello), deadline_) ||
+        !poll_until(first.get(), POLLIN, [&] { return later.is_over(); }) || has_ended(first))
       return false;
     read_places(first, later);
     out_.peers[0] = std::move(first);
@@ -482,14 +473,10 @@ RendezvousResult join_as(const RendezvousOptions& m) {
   Side side(m);
   RendezvousResult result = side.join_rendezvous();
   const std::vector<PeerPlace>& places = side.places();
-  const auto here = [&](int r) {
-    return places[static_cast<size_t>(r)].host == places[static_cast<size_t>(m.rank)].host;
-  };
-  result.local_world_size = 0;
-  for (int r = 0; r < m.ranks; ++r) {
-    if (r < m.rank) result.local_rank += here(r) ? 1 : 0;
-    result.local_world_size += here(r) ? 1 : 0;
-  }
+  const auto own = places.begin() + m.rank;
+  const auto is_here = [&](const PeerPlace& place) { return place.host == own->host; };
+  result.local_rank = static_cast<int>(std::count_if(places.begin(), own, is_here));
+  result.local_world_size = static_cast<int>(std::ranges::count_if(places, is_here));
   for (const Descriptor& s : result.peers)
     if (s) set_up_for_messages(s);
   return result;

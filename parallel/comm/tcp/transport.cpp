@@ -178,10 +178,9 @@ void TcpTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
 std::unique_ptr<Transport> TcpTransport::split(int color, int key) {
   std::vector<int> members = group_members(color, key);
   const auto own = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
-  const Philox::Block words = Philox::named(group_, std::to_string(++splits_) + " " + std::to_string(color))(0);
+  const Philox group = Philox::named(group_, std::to_string(++splits_) + " " + std::to_string(color));
   for (int& r : members) r = world_rank(r);
-  return std::unique_ptr<Transport>(
-      new TcpTransport(world_, std::move(members), own, uint64_t{words[0]} << 32 | words[1]));
+  return std::unique_ptr<Transport>(new TcpTransport(world_, std::move(members), own, group.bits(0)));
 }
 
 }  // namespace tessera

@@ -31,7 +31,6 @@ class Deadline {
  public:
   explicit Deadline(double seconds) : seconds_(seconds) {}
   bool is_over() const { return timer_.seconds() >= seconds_; }
-  int ms() const;              // timeout for one poll() call
   std::string within() const;  // " within 300 s"; empty for 0
 
  private:
@@ -39,8 +38,6 @@ class Deadline {
   mutable AwakeTimer timer_;
 };
 
-// Waits until `fd` is readable (POLLIN), writable (POLLOUT), or broken; false: timeout.
-bool wait_for(int fd, int16_t what, const Deadline& deadline);
 // False if the peer has disconnected or the deadline has passed.
 bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline);
 bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline);
@@ -55,9 +52,6 @@ Addresses resolved(const std::string& host, const std::string& port, const std::
 Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
 // Retries until a peer answers or `is_over`; `why` is the last reason.
 Descriptor connected(const addrinfo& first, const std::function<bool()>& is_over, std::string& why);
-
-// Disables Nagle's algorithm, so messages are sent immediately, and enables keep-alive, to detect failed hosts.
-void set_up_for_messages(const Descriptor& socket);
 
 struct Endpoint {
   sockaddr_storage address{};
