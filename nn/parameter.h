@@ -113,6 +113,8 @@ struct Slot {
   int64_t begin = 0;  // a multiple of 16; gaps are always zero
   int64_t size = 0;   // elements, or bytes, of the local shard
   int64_t end() const { return begin + size; }
+  // Of the unit's full `array`.
+  Tensor full_view(const Tensor& array) const { return array.narrow(0, begin, size).reshape(parameter->full_shape); }
 };
 
 struct NamedTensor {

@@ -81,9 +81,7 @@ void make_matrix_update(const Parameter& p, const Tensor& full) {
 void make_updates(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates) {
   for (size_t u = 0; u < units.size(); ++u)
     for (const Slot& slot : units[u].slots)
-      if (updates[u].defined())
-        make_matrix_update(*slot.parameter,
-                           updates[u].narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape));
+      if (updates[u].defined()) make_matrix_update(*slot.parameter, slot.full_view(updates[u]));
 }
 
 }  // namespace tessera

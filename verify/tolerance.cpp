@@ -23,20 +23,17 @@ constexpr double kSafety = 4, kGrowth = 1.03;
 std::vector<NamedTensor> compute_gradients(Reference& run) {
   std::vector<NamedTensor> out;
   for (const FlatUnit& unit : run.trained())
-    for (const Slot& slot : unit.slots)
-      out.push_back(
-          {slot.parameter->name, unit.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape)});
+    for (const Slot& slot : unit.slots) out.push_back({slot.parameter->name, slot.full_view(unit.grads)});
   return out;
 }
 
 double difference(Reference& run, Reference& other) {
-  const std::vector<NamedTensor> expected = compute_gradients(run), found = compute_gradients(other);
+  const std::vector<FlatUnit> expected = run.trained(), found = other.trained();
   double worst = 0;
-  size_t i = 0;
-  for (const FlatUnit& unit : run.trained())
-    for (const Slot& slot : unit.slots) {
-      const Tensor& e = expected[i].tensor;
-      worst = std::max(worst, relative_distance(*slot.parameter, e, found[i++].tensor.to(e.dtype())));
+  for (size_t u = 0; u < expected.size(); ++u)
+    for (const Slot& slot : expected[u].slots) {
+      const Tensor e = slot.full_view(expected[u].grads);
+      worst = std::max(worst, relative_distance(*slot.parameter, e, slot.full_view(found[u].grads).to(e.dtype())));
     }
   return worst;
 }

@@ -25,7 +25,7 @@ void add_slots(const std::vector<Slot>& slots, const Tensor& full, const std::st
   for (const Slot& slot : slots) {
     std::string name = prefix;
     name.append(slot.parameter->name).append(suffix);
-    out.push_back({std::move(name), here.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape)});
+    out.push_back({std::move(name), slot.full_view(here)});
   }
 }
 
