@@ -71,6 +71,9 @@ void add_to(const Tensor& total, const Tensor& x) {
   });
 }
 
+namespace {
+
+// Elements of `reduced`, summed in the algorithm's order.
 void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,
                   Algorithm algorithm) {
   with_floating(out.dtype(), "reference", [&](auto t) {
@@ -80,6 +83,8 @@ void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const Red
     sum_reduction(x, out.data<T>(), reduced, find_row(algorithm).order);
   });
 }
+
+}  // namespace
 
 Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpan>& reductions, Algorithm algorithm) {
   Tensor out = ranks[0].clone();
@@ -377,8 +382,7 @@ void Reference::update(const StepReport& report) {
 void Reference::adopt(const std::vector<NamedTensor>& gradients) {
   size_t at = 0;
   for (const FlatUnit& u : trained())
-    for (const Slot& slot : u.slots)
-      u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->full_shape).copy_from(gradients.at(at++).tensor);
+    for (const Slot& slot : u.slots) slot.full_view(u.grads).copy_from(gradients.at(at++).tensor);
 }
 
 }  // namespace tessera

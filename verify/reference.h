@@ -99,9 +99,6 @@ class Reference {
 
 // total += x, each element rounded to the tensors' dtype.
 void add_to(const Tensor& total, const Tensor& x);
-// Elements of `reduced`, summed in the algorithm's order.
-void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,
-                  Algorithm algorithm);
 // Sum of the ranks' flat arrays in the order of these collectives.
 Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpan>& reductions, Algorithm algorithm);
 
