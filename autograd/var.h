@@ -78,8 +78,6 @@ class Var {
 // For optional inputs such as a bias.
 inline Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
 inline Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
-// x as saved for the gradient of `w`.
-inline Saved saved_for(const Var& w, const Var& x) { return w.requires_grad() ? x.saved() : Saved(); }
 
 // False while a NoGrad exists on this thread.
 bool grad_enabled();
@@ -126,7 +124,6 @@ class Grads {
   const Tensor& output(int i = 0) const;
   // Moved out, so that the vjp may overwrite it.
   Tensor take_output(int i = 0);
-  bool has_output(int i) const { return output(i).defined(); }
   bool needs(int input) const;
   void set(int input, Tensor gradient);
   // `write` computes a gradient into the given tensor: a parameter's buffer if possible, and deferred if backward()

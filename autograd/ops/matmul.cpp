@@ -59,7 +59,7 @@ void set_linear_grads(Grads& g, int at, const Tensor& dy, const Saved& x, const 
 // x, w and b are inputs 0, 1 and 2 of the op.
 struct FirstLayer {
   FirstLayer(const Var& input, const LinearWeights& l)
-      : x(saved_for(l.w, input)), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
+      : x(l.w.requires_grad() ? input.saved() : Saved()), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
   Saved x, w;
   PackedWeights* packs;
   std::shared_ptr<const SharedInput> shared;

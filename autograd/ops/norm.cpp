@@ -99,7 +99,7 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
   auto vars =
       record("add_norm", {r.sum, std::move(out)}, {x.edge(), y_edge, gamma, beta}, [r, w = gamma.saved()](Grads& g) {
         Tensor dsum = g.take_output(0), partials;
-        if (g.has_output(1))
+        if (g.output(1).defined())
           dsum = norm_gradients(g, 2, g.output(1), r.sum, w.get(), r.normed, std::move(dsum),
                                 wants_partials(g, 1) ? &partials : nullptr);
         if (g.needs(0)) g.set(0, dsum);
