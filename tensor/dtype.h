@@ -70,17 +70,12 @@ constexpr To converted(From x) {
 }
 
 template <class T>
-inline constexpr DType kDTypeOf = DType::float32;
-template <>
-inline constexpr DType kDTypeOf<double> = DType::float64;
-template <>
-inline constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
-template <>
-inline constexpr DType kDTypeOf<int32_t> = DType::int32;
-template <>
-inline constexpr DType kDTypeOf<int64_t> = DType::int64;
-template <>
-inline constexpr DType kDTypeOf<uint8_t> = DType::uint8;
+inline constexpr DType kDTypeOf = std::is_same_v<T, double>     ? DType::float64
+                                  : std::is_same_v<T, bfloat16> ? DType::bfloat16
+                                  : std::is_same_v<T, int32_t>  ? DType::int32
+                                  : std::is_same_v<T, int64_t>  ? DType::int64
+                                  : std::is_same_v<T, uint8_t>  ? DType::uint8
+                                                                : DType::float32;
 
 // IEEE float16 as stored in files; not a tensor dtype.
 

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/error.h"
+
 namespace tessera::cpu {
 
 enum class InstructionSet { avx512, avx2, baseline };
@@ -83,12 +85,10 @@ inline void set_threads(int n) { omp_set_num_threads(n); }
 
 // While an instance exists, ops on this thread allocate but do not compute, which predicts the memory of models of any
 // size (train/memory.h).
-class DryRun {
+class DryRun : NotCopied {
  public:
   DryRun() { here_ = true; }
   ~DryRun() { here_ = false; }
-  DryRun(const DryRun&) = delete;
-  DryRun& operator=(const DryRun&) = delete;
   static bool here() { return here_; }
 
  private:

@@ -12,6 +12,9 @@
 
 namespace tessera {
 
+namespace {
+
+// Number of target tokens in targets int32 (N) in host memory. Throws Error naming the row of an invalid target.
 int64_t check_targets(const Tensor& targets, int64_t vocab) {
   int64_t count = 0;
   const int32_t* const target = targets.data<int32_t>();
@@ -24,8 +27,6 @@ int64_t check_targets(const Tensor& targets, int64_t vocab) {
   }
   return count;
 }
-
-namespace {
 
 constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in L1
 
@@ -58,6 +59,7 @@ CrossEntropy with_sum(CrossEntropy out, const Tensor& like, double total) {
   return out;
 }
 
+// `total` is the loss of previous rows: row blocks are bitwise identical to one call.
 CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, double total) {
   CrossEntropy out;
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
@@ -140,11 +142,6 @@ CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets_any, d
 void scale_rows_(Tensor& x, const Tensor& factor) {
   on_device(
       x.device(), [&] { scale_(x, factor.item<double>()); }, [&] { cuda::multiply_by(x, factor); });
-}
-
-CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets) {
-  check_shapes(logits, targets);
-  return cross_entropy_on_cpu(logits.contiguous(), targets.contiguous(), before);
 }
 
 Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse,
@@ -269,7 +266,7 @@ void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool fi
 void add_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
                Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
-  const CrossEntropy r = cross_entropy_after(total.loss_sum, logits, targets);
+  const CrossEntropy r = cross_entropy_on_cpu(logits, targets, total.loss_sum);
   total.loss_sum = r.loss_sum;
   total.count += r.count;
   if (!dx && !dw) return;

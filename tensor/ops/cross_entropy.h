@@ -32,17 +32,12 @@ Tensor targets_on_device(const Tensor& logits, const Tensor& targets, int64_t vo
 // GPU the targets must be on the same device, losses are summed in blocks of 4096 rows, and the host does not wait.
 // Cost: one read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
-// loss_sum starts from `before`, so that row blocks are bitwise identical to one call.
-CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets);
 
 // Overwrites unshared logits with the result of cross_entropy_backward(). Cost on a GPU, if a row fits into shared
 // memory: one read and one write of the logits.
 CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets, double scale);
 // x (N, V) *= factor, a float64 () on the same device; no-op on a GPU if the factor is 1.
 void scale_rows_(Tensor& x, const Tensor& factor);
-
-// Number of target tokens in targets int32 (N) in host memory. Throws Error naming the row of an invalid target.
-int64_t check_targets(const Tensor& targets, int64_t vocab);
 
 // number * times; `times`, if defined, is a float64 () on the logits' device, so that the host need not read it.
 struct GradientScale {

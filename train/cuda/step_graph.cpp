@@ -15,12 +15,10 @@
 namespace tessera {
 namespace {
 
-class Within {
+class Within : NotCopied {
  public:
   explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
   ~Within() { flag_ = false; }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
 
  private:
   bool& flag_;
