@@ -182,7 +182,6 @@ class AsyncServer : NotCopied {
   // Allocates and initializes the model's parameters. Collective over `axis`, which like `model` must outlive this
   // object. Throws Error (usage) for invalid options, and InputError for a replay file that is not a log of such a run.
   AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
-  ~AsyncServer();
 
   // Runs forward and backward for the batch of (worker, clock) and returns the loss to report; the gradient is a mean
   // over the batch's tokens.

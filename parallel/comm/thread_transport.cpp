@@ -52,7 +52,6 @@ ThreadTransport::ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank)
       rank_(rank),
       barrier_(*this, rank, rank_states(*group_), group_->wait_options, [this] { leave_barrier(); }),
       exchange_(static_cast<int>(group_->places.size()), rank) {}
-ThreadTransport::~ThreadTransport() = default;
 
 int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.size()); }
 int ThreadTransport::world_rank(int rank) const { return group_->world_ranks[static_cast<size_t>(rank)]; }

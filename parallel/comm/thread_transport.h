@@ -73,7 +73,6 @@ class ThreadGroup {
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank);
-  ~ThreadTransport() override;
 
   int rank() const override { return rank_; }
   int size() const override;
