@@ -134,6 +134,11 @@ std::string did_you_mean(std::string_view typed, std::span<const std::string_vie
   return did_you_mean(typed, std::vector<std::string>(known.begin(), known.end()));
 }
 
+void expect_at_least(int64_t minimum, const char* field, int64_t found) {
+  if (found < minimum)
+    throw FieldError(field, "expected at least " + std::to_string(minimum) + ", got " + std::to_string(found));
+}
+
 std::string alternatives(std::span<const std::string_view> names) {
   std::string out;
   for (size_t i = 0; i < names.size(); ++i)

@@ -87,6 +87,9 @@ class FieldError : public Error {
   std::string field_;
 };
 
+// Throws FieldError unless `found` is at least `minimum`.
+void expect_at_least(int64_t minimum, const char* field, int64_t found);
+
 // For enums with an array of names in the order of their values. nullopt if no value has the name.
 template <class Enum, size_t n>
 constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>& names, std::string_view name) {

@@ -77,7 +77,7 @@ static const ModelConfig& checked(const ModelConfig& c) {
   for (const auto& [field, size] :
        {std::pair("layers", c.layers), std::pair("heads", c.heads), std::pair("channels", c.channels),
         std::pair("context", c.context), std::pair("vocab", c.vocab)})
-    if (size < 1) throw FieldError(field, "expected at least 1, got " + std::to_string(size));
+    expect_at_least(1, field, size);
   return c;
 }
 

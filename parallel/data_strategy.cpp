@@ -109,10 +109,6 @@ void expect_option(bool right, const char* field, const std::string& expected, c
   if (!right) throw FieldError(field, "expected " + expected + ", got " + found);
 }
 
-void expect_at_least(int64_t minimum, const char* field, int64_t found) {
-  expect_option(found >= minimum, field, "at least " + std::to_string(minimum), std::to_string(found));
-}
-
 void check_options(const Communicator&, const DdpOptions& o) { expect_at_least(0, "bucket_bytes", o.bucket_bytes); }
 
 void check_options(const Communicator& axis, const ZeroOptions& o) {

@@ -155,7 +155,7 @@ Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch,
 }
 
 Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed) {
-  if (vocab < 1) throw FieldError("vocab", "expected at least 1, got " + std::to_string(vocab));
+  expect_at_least(1, "vocab", vocab);
   const Philox random = Philox::named(seed, "counted sequences");
   const auto v = static_cast<uint64_t>(vocab);
   return {vocab,

@@ -18,11 +18,11 @@ namespace {
 MixtureOfExperts::Options checked(MixtureOfExperts::Options o) {
   o.mlp.bias = false;
   const ExpertConfig& e = o.experts;
-  if (e.count < 1) throw FieldError("experts", "expected at least 1, got " + std::to_string(e.count));
+  expect_at_least(1, "experts", e.count);
   if (e.per_token < 1 || e.per_token > e.count)
     throw FieldError("experts_per_token",
                      "expected 1 to " + std::to_string(e.count) + " (`experts`), got " + std::to_string(e.per_token));
-  if (e.shared < 0) throw FieldError("shared_experts", "expected at least 0, got " + std::to_string(e.shared));
+  expect_at_least(0, "shared_experts", e.shared);
   if (!(e.capacity >= 0)) throw FieldError("expert_capacity", "expected 0 or a positive number");
   return o;
 }

@@ -63,13 +63,11 @@ AsyncServer::AsyncServer(Module& model, Communicator& axis, const ArenaPtr& aren
   connect();
 }
 
-AsyncServer::~AsyncServer() = default;
-
 void AsyncServer::check_options() const {
   check_servers(servers_, axis_.size());
   if (options_.staleness < 0 || options_.staleness > kMaxStale)
     throw FieldError("staleness", fmt::format("expected 0 to {} steps, got {}", kMaxStale, options_.staleness));
-  if (options_.steps < 0) throw FieldError("steps", fmt::format("expected at least 0, got {}", options_.steps));
+  expect_at_least(0, "steps", options_.steps);
 }
 
 void AsyncServer::read_replay() {

@@ -209,7 +209,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     return launch_over_tcp(o, body);
   if constexpr (kWithMpi)
     if (o.backend == Backend::nccl && mpi_surroundings()) return launch_under_mpi(o, body);
-  if (o.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(o.ranks));
+  expect_at_least(1, "ranks", o.ranks);
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads_before = cpu::threads();
   const int team = o.threads_per_rank > 0 ? o.threads_per_rank

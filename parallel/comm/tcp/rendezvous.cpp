@@ -497,7 +497,7 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there) {
 }
 
 RendezvousResult join_rendezvous(const RendezvousOptions& options) {
-  if (options.ranks < 1) throw FieldError("ranks", "expected at least 1, got " + std::to_string(options.ranks));
+  expect_at_least(1, "ranks", options.ranks);
   if (options.rank < 0 || options.rank >= options.ranks)
     throw FieldError("rank",
                      "expected 0 to " + std::to_string(options.ranks - 1) + ", got " + std::to_string(options.rank));
