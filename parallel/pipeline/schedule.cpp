@@ -69,10 +69,8 @@ int Schedule::wire_boundaries() const {
 }
 
 bool Schedule::has(PassKind what) const {
-  for (const auto& list : actions)
-    for (const Action& a : list)
-      if (a.what == what) return true;
-  return false;
+  return std::ranges::any_of(
+      actions, [&](const auto& list) { return std::ranges::find(list, what, &Action::what) != list.end(); });
 }
 
 Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatches) {

@@ -61,10 +61,8 @@ Schedule split_backward(const Schedule& schedule) {
 }
 
 bool has_messages(const Schedule& schedule) {
-  for (const auto& list : schedule.actions)
-    for (const Action& a : list)
-      if (a.is_message()) return true;
-  return false;
+  return std::ranges::any_of(schedule.actions,
+                             [](const List& list) { return std::ranges::any_of(list, &Action::is_message); });
 }
 
 Needs needs(const Schedule& schedule, const Action& action, bool has_messages) {

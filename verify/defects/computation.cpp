@@ -152,15 +152,12 @@ const std::vector<Requirement> kShards = wants(
 // Does not update the first quarter of each unit.
 void update_but_a_quarter(Trainer& t, const StepReport& report) {
   if (!is_last(t)) return t.update(report);
-  std::vector<Tensor> old;
-  for (const FlatUnit& unit : t.state().strategy().resident_units()) old.push_back(unit.values.clone());
+  std::vector<Tensor> quarters;
+  for (const FlatUnit& unit : t.state().strategy().resident_units())
+    quarters.push_back(unit.values.narrow(0, 0, unit.values.numel() / 4).clone());
   t.update(report);
-  size_t at = 0;
-  for (const Tensor& values : old) {
-    const Tensor now = t.state().strategy().resident_units()[at++].values;
-    const int64_t quarter = values.numel() / 4;
-    now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
-  }
+  for (size_t u = 0; u < quarters.size(); ++u)
+    t.state().strategy().resident_units()[u].values.narrow(0, 0, quarters[u].numel()).copy_from(quarters[u]);
 }
 
 // Shifts every shard by one position.
