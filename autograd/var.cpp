@@ -67,7 +67,6 @@ const Tensor& Var::value() const {
 }
 
 bool Var::requires_grad() const { return impl_ && (impl_->node || impl_->leaf); }
-Var Var::tracked() const { return requires_grad() || !defined() ? *this : input(value()); }
 
 Tensor Var::grad() const {
   const Leaf& leaf = GraphAccess::leaf(*this, "grad()");

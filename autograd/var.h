@@ -46,7 +46,7 @@ class Var {
   DType dtype() const { return meta().dtype(); }
   bool requires_grad() const;
   // This value, as an input() if it requires no gradient, so that the backward pass also visits the ops that use it.
-  Var tracked() const;
+  Var tracked() const { return requires_grad() || !defined() ? *this : input(value()); }
 
   // For leaves that require a gradient (parameters): undefined before the first gradient.
   Tensor grad() const;

@@ -12,7 +12,6 @@ Shape ShardSpec::slice_unit(Shape full) const {
   return full;
 }
 
-Shape Parameter::local() const { return shard.slice_unit(full_shape); }
 Shape Parameter::stored() const { return packed ? packed->stored() : full_shape; }
 const ShardSpec& Parameter::stored_shard() const { return packed ? packed->shard : shard; }
 int64_t Parameter::stored_here() const {

@@ -73,7 +73,7 @@ struct Parameter {
   bool is_copy() const { return is_tied() && tie != name; }  // excluded from checkpoints and the norm
   // Name for RNG streams and checkpoints.
   const std::string& source() const { return is_tied() ? tie : name; }
-  Shape local() const;
+  Shape local() const { return shard.slice_unit(full_shape); }
   // Stored form, in buffers, messages and files: elements, or the bytes of a 4-bit matrix.
   Shape stored() const;                   // of the full parameter
   const ShardSpec& stored_shard() const;  // local shard of stored()

@@ -189,8 +189,6 @@ Tensor Tensor::expand(const Shape& shape) const {
   return t;
 }
 
-Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
-
 Tensor Tensor::clone() const {
   Tensor t = make(shape_);
   t.copy_from(*this);

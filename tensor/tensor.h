@@ -128,7 +128,7 @@ class Tensor {
   Tensor flat_rows() const { return reshape({-1, shape_[-1]}); }  // (..., C) -> (N, C)
 
   // Copies.
-  Tensor contiguous() const;               // itself if contiguous
+  Tensor contiguous() const { return is_contiguous() ? *this : clone(); }
   Tensor clone() const;                    // always a copy
   Tensor to(DType dtype) const;            // itself if the dtype is equal; rounds to nearest even
   Tensor to(const ArenaPtr& arena) const;  // itself if on that arena's device

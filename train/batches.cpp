@@ -392,8 +392,6 @@ Tensor StepTokens::own_columns(const Tensor& full) const {
   return out;
 }
 
-Tensor StepTokens::own(const Tensor& full) const { return own_columns(full).to(arena_); }
-
 namespace {
 
 int64_t sequences_in(const Dataset& d, int64_t context) {

@@ -100,7 +100,7 @@ class StepTokens final : public BatchSource {
   // Tokens of the global batch without padding.
   int64_t tokens_of_step() const;
   // This rank's columns of (B, T) in host memory, copied to the device. Synchronizes with the GPU.
-  Tensor own(const Tensor& full) const;
+  Tensor own(const Tensor& full) const { return own_columns(full).to(arena_); }
 
  private:
   // Ids and targets; starts and positions if documents are masked.

@@ -204,8 +204,6 @@ PushOrder::PushOrder(const std::vector<Push>& order, int workers)
   }
 }
 
-void PushOrder::resume_at(int64_t applied) { std::fill_n(pulls_.begin(), applied, 0); }
-
 bool PushOrder::may_pull(int worker, int64_t clock, int64_t applied) const {
   return clock < clocks(worker) && versions_[static_cast<size_t>(worker)][static_cast<size_t>(clock)] == applied;
 }

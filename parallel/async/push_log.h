@@ -8,6 +8,7 @@
 //   1 1 2
 //   0 1 1
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -60,7 +61,7 @@ class PushOrder {
   bool may_push(int worker, int64_t clock, int64_t applied) const;
   void pulled(int64_t applied) { --pulls_[static_cast<size_t>(applied)]; }
   // Marks all pulls of earlier versions as done.
-  void resume_at(int64_t applied);
+  void resume_at(int64_t applied) { std::fill_n(pulls_.begin(), applied, 0); }
 
  private:
   std::vector<Push> order_;

@@ -348,7 +348,6 @@ double Communicator::max(double x) {
   reduce_values(std::span(&x, 1), Reduction::max);
   return x;
 }
-void Communicator::sum(std::span<double> x) { reduce_values(x, Reduction::sum); }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);

@@ -115,7 +115,7 @@ class Communicator : NotCopied {
   // For scalars; added in rank order with every algorithm.
   double sum(double x);
   double max(double x);
-  void sum(std::span<double> x);
+  void sum(std::span<double> x) { reduce_values(x, Reduction::sum); }
 
   // The ranks with equal color, ordered by key, then by rank. Collective.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);

@@ -53,9 +53,6 @@ ThreadTransport::ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank)
       barrier_(*this, rank, rank_states(*group_), group_->wait_options, [this] { leave_barrier(); }),
       exchange_(static_cast<int>(group_->places.size()), rank) {}
 
-int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.size()); }
-int ThreadTransport::world_rank(int rank) const { return group_->world_ranks[static_cast<size_t>(rank)]; }
-void ThreadTransport::fail(const std::string& cause) { group_->failure_state->fail(world_rank(rank_), cause); }
 std::vector<CallLog*> ThreadTransport::logs() {
   std::vector<CallLog*> logs;
   for (Place& place : group_->places) logs.push_back(&place.log);
@@ -68,8 +65,6 @@ void ThreadTransport::begin_work() {
   end_work();
   give_up(barrier_.current_post(rank_));
 }
-
-void ThreadTransport::end_work() { place(rank_).working.store(false, std::memory_order_release); }
 
 void ThreadTransport::leave_barrier() {
   fail("");

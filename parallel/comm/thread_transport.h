@@ -75,8 +75,8 @@ class ThreadTransport final : public Transport {
   ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank);
 
   int rank() const override { return rank_; }
-  int size() const override;
-  int world_rank(int rank) const override;
+  int size() const override { return static_cast<int>(group_->world_ranks.size()); }
+  int world_rank(int rank) const override { return group_->world_ranks[static_cast<size_t>(rank)]; }
   std::string_view kind() const override { return "threads"; }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
@@ -85,7 +85,7 @@ class ThreadTransport final : public Transport {
   bool supports_row_slices() const override { return true; }
   int64_t direct(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
-  void fail(const std::string& cause) override;
+  void fail(const std::string& cause) override { group_->failure_state->fail(world_rank(rank_), cause); }
   const FailureState* failure_state() const override { return group_->failure_state.get(); }
   // Without the cause, which launch() reports.
   std::string failure() const override { return "rank " + std::to_string(failed_rank()) + " has failed"; }
@@ -95,7 +95,7 @@ class ThreadTransport final : public Transport {
   void arrive(const Call& call);
   void depart(const Call& call);
   void begin_work();
-  void end_work();
+  void end_work() { place(rank_).working.store(false, std::memory_order_release); }
   // Called before an exception leaves the exchange: on return no rank accesses this rank's memory.
   void leave_barrier();
   [[noreturn]] void give_up(const Call& call);

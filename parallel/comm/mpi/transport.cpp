@@ -82,8 +82,6 @@ std::vector<CallLog*> MpiTransport::logs() {
   return logs;
 }
 
-void MpiTransport::fail(const std::string& cause) { world_->failure_state().fail(world_->rank(), cause); }
-
 void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
   std::vector<std::byte> copy(data, data + bytes);
   const Bytes what(bytes);

@@ -213,7 +213,7 @@ class MpiTransport final : public Transport {
   int64_t direct(const Call& call) override;
   int64_t native(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
-  void fail(const std::string& cause) override;
+  void fail(const std::string& cause) override { world_->failure_state().fail(world_->rank(), cause); }
   const FailureState* failure_state() const override { return &world_->failure_state(); }
   std::vector<CallLog*> logs() override;
   bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
