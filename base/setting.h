@@ -29,7 +29,7 @@ struct Bounds {
 // its default. Two runs with equal identities are the same run.
 enum class IdentityRole : uint8_t { no, yes, unless_default };
 
-// What a value means, and where it is used.
+// Meaning and uses of a value.
 struct Field {
   Bounds range = {};                     // bounds of a number, or of the number of positional arguments
   std::string_view choices = {};         // valid strings ("fp32|bf16"); for an enum, the names that users may specify
@@ -58,7 +58,6 @@ struct Choice {
   bool is_number() const { return names.front() == "0"; }
 };
 
-// Where the value is.
 struct ValueRef : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
                                std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
   using variant::variant;
@@ -97,7 +96,7 @@ class Settings {
     for (const Setting& s : settings) add(s);
   }
   void add(const Setting& setting);
-  // `group` of those that specify none.
+  // `group` is the group of settings that specify none.
   void add(std::string_view group, const Settings& settings);
   void append(const Settings& others) { all_.insert(all_.end(), others.all_.begin(), others.all_.end()); }
   // Moves the field `name` to directly follow the field `after`.

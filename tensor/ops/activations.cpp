@@ -1,5 +1,5 @@
-// A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is independent of the thread
-// count.
+// Activations on the CPU. A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is
+// independent of the thread count.
 #include "tensor/ops/activations.h"
 
 #include <algorithm>

@@ -94,7 +94,8 @@ struct AttentionGradients {
 
 // Operands of the kernels of both devices.
 //
-// First visible key of each query, relative to the problem's key 0: the later of its document's and its window's.
+// First visible key of each query, relative to the problem's key 0: the first key of the query's document or of its
+// window, whichever is later.
 struct QueryStarts {
   static constexpr int kNone = -(1 << 30);
   const int32_t* first = nullptr;  // null: no documents
