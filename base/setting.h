@@ -3,7 +3,7 @@
 //
 //   Settings field_descriptors(Tune& t) {
 //     return {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}}},
-//             {"key_mode", &t.key_mode, "how they agree", Field{.goes_with = "voices"}}};  // an enum has its own names
+//             {"key_mode", &t.key_mode, "major or minor", Field{.goes_with = "voices"}}};  // an enum has its own names
 //   }
 //   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected an integer in ...
 #pragma once
@@ -33,7 +33,7 @@ enum class IdentityRole : uint8_t { no, yes, unless_default };
 struct Field {
   Bounds range = {};                     // bounds of a number, or of the number of positional arguments
   std::string_view choices = {};         // valid strings ("fp32|bf16"); for an enum, the names that users may specify
-  std::string_view expected = {};        // "a file": describes the value in messages; default: UTF-8
+  std::string_view expected = {};        // "a file": describes the value in messages; empty: UTF-8 text
   std::string_view denied = {};          // "untied": the option that sets it to false
   std::string_view goes_with = {};       // "dp_mode ps-sync or ps-async": the field and values that enable it
   std::string_view group = {};           // in help; default: as in Settings::add()
