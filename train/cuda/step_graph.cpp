@@ -1,4 +1,4 @@
-// The scalars of a step, and the choice between queueing and launching.
+// Steps without host synchronization: queueing, capture and launch.
 
 #include <algorithm>
 #include <cmath>
