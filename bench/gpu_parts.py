@@ -542,8 +542,8 @@ def says_kernels(bench, name, args, steps=3):
 
 def profiled(bench, model, args, steps):
     """The launches of the given steps and the few kernels before them."""
-    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
-    ncu = shutil.which("ncu", path=os.pathsep.join(folders))
+    paths = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
+    ncu = shutil.which("ncu", path=os.pathsep.join(paths))
     if not ncu:
         raise Failed("NOT RUN", "ncu is not on PATH")
     with tempfile.TemporaryDirectory(dir=bench.options.work) as out:

@@ -72,7 +72,7 @@ class Campaign:
         if not os.path.exists(tree):
             command_output(["git", "worktree", "add", "--detach", tree, "HEAD"])
         if not os.path.isfile(os.path.join(tree, ".git")):
-            sys.exit(f"mutants: {tree} is no worktree of its own; expected a folder that `git worktree add` made")
+            sys.exit(f"mutants: {tree} is not a separate worktree; expected a directory created by `git worktree add`")
         self.lock = open(os.path.join(tree, ".git"), encoding="utf-8")  # for the lifetime of the process
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -40,9 +40,9 @@ def options(doc, **defaults):
     return parser.parse_args()
 
 
-def write_text(folder):
+def write_text(directory):
     lines = (f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
-    Path(folder, "text.txt").write_text("".join(lines))
+    Path(directory, "text.txt").write_text("".join(lines))
 
 
 def children(pid):

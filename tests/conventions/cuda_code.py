@@ -53,15 +53,15 @@ HOT = {
 
 def tools_path():
     """PATH, extended by the directories in which nvcc and pip install these tools."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
+    directories = os.environ.get("PATH", "").split(os.pathsep)
     if nvcc := shutil.which("nvcc"):
-        folders.append(os.path.dirname(os.path.realpath(nvcc)))
+        directories.append(os.path.dirname(os.path.realpath(nvcc)))
     roots = list(sys.path)
     if python := os.environ.get("TESSERA_PYTHON"):
         roots += glob.glob(os.path.join(os.path.dirname(os.path.dirname(python)), "lib", "python3*", "site-packages"))
     for root in roots:
-        folders += glob.glob(os.path.join(root, "nvidia", "*", "bin"))
-    return os.pathsep.join(folders)
+        directories += glob.glob(os.path.join(root, "nvidia", "*", "bin"))
+    return os.pathsep.join(directories)
 
 
 def list_kernels(path, env):
