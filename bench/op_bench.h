@@ -15,7 +15,7 @@ namespace tessera::bench {
 
 using Vars = std::vector<Var>;
 
-// A benchmark of an op with sizes of a small GPT's training step.
+// Sizes are those of a small GPT's training step.
 
 struct OpCase {
   using Op = std::function<Var(const Vars&)>;
