@@ -1,4 +1,4 @@
-// Exchange of the gradient norm's block sums.
+// Exchange of block sums.
 #include "parallel/gradient_norm.h"
 
 #include <algorithm>

@@ -112,7 +112,6 @@ std::string describe(const Plan& plan);
 // The schedule's name, or its file.
 std::string schedule_name(const Plan& plan);
 
-// Whether ranks are processes rather than threads.
 bool has_processes(const Plan& plan);
 // Implies one GPU per rank.
 bool uses_nccl(const Plan& plan);

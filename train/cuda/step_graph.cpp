@@ -83,7 +83,7 @@ class QueuedStep final : public StepGraph {
     ++record_.captures;
   }
 
-  // A failed capture has executed nothing, and gradients() restarts the step.
+  // A failed capture has executed nothing; gradients() restarts the step.
   bool captures() {
     try {
       capture();
