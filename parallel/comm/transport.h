@@ -1,4 +1,4 @@
-// Transport: moves bytes between the ranks of a group: threads of one process, processes under MPI or TCP, GPUs under
+// Transport: moves bytes between the ranks of a group: threads of one process, processes with MPI or TCP, GPUs with
 // NCCL.
 //
 // Call graph:
