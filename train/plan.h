@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-enum class ZeroStage : uint8_t { none, one, two, three };  // shards optimizer state, also gradients, also parameters
+enum class ZeroStage : uint8_t { none, one, two, three };      // shard optimizer state; also gradients; also parameters
 enum class Offload : uint8_t { none, optimizer, parameters };  // offloaded to host memory or a file
 enum class CudaGraph : uint8_t { automatic, on, off };         // capture and replay of steps
 
