@@ -41,7 +41,7 @@ struct Packing {
   int64_t group = 128;                   // gptq only
 
   int64_t elements() const { return rows * columns; }
-  // In elements; shards begin at multiples of a block.
+  // Elements; shards begin at block boundaries.
   int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }
   int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }  // per block
   int64_t shared_bytes() const;
