@@ -41,7 +41,7 @@ std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::v
   return out;
 }
 
-int64_t sum_squares(std::span<const int64_t> counts) {
+int64_t total_rows(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
@@ -105,8 +105,8 @@ MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const 
   there.counts = exchange_counts(ep, counts, rows.value().arena());
   std::vector<int64_t> sent, received;
   for (size_t r = 0; r < there.counts.size(); ++r) {
-    sent.push_back(sum_squares(std::span(counts).subspan(r * here, here)));
-    received.push_back(sum_squares(there.counts[r]));
+    sent.push_back(total_rows(std::span(counts).subspan(r * here, here)));
+    received.push_back(total_rows(there.counts[r]));
   }
   there.rows = send(rows, ep, sent, received);
   there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
@@ -130,7 +130,7 @@ void shard_experts(MixtureOfExperts& layer, Communicator& ep) {
 RowArrays::RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received)
     : in(x.contiguous()), sent(rows_sent), received(rows_received) {
   const int64_t width = x.dim(1);
-  out = x.make({std::accumulate(received.begin(), received.end(), int64_t{0}), width});
+  out = x.make({total_rows(received), width});
   for (int64_t& n : sent) n *= width;
   for (int64_t& n : received) n *= width;
 }
@@ -178,21 +178,21 @@ Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts,
     std::fill_n(out.data<int32_t>(), out.numel(), 0);
     return out;
   }
-  std::vector<int64_t> stage_rank(static_cast<size_t>(context)), slot_index(stage_rank);  // by sequence position
+  std::vector<int64_t> holder(static_cast<size_t>(context)), index_there(holder);  // by sequence position
   for (int r = 0; r < cp.size(); ++r) {
     const std::vector<int64_t> positions = context_positions(context, cp.size(), r, balance);
     for (size_t i = 0; i < positions.size(); ++i) {
-      stage_rank[static_cast<size_t>(positions[i])] = r;
-      slot_index[static_cast<size_t>(positions[i])] = static_cast<int64_t>(i);
+      holder[static_cast<size_t>(positions[i])] = r;
+      index_there[static_cast<size_t>(positions[i])] = static_cast<int64_t>(i);
     }
   }
   for (int64_t s = 0; s < sequences; ++s) {
     std::vector<int32_t> before(static_cast<size_t>(experts) + 1, 0);  // the last entry is for padding
     for (int64_t j = 0; j < k; ++j)
-      for (size_t t = 0; t < stage_rank.size(); ++t) {
-        const int64_t choice = (s * here + slot_index[t]) * k + j;  // index within its rank
-        int32_t& count = before[static_cast<size_t>(all.data<int32_t>()[stage_rank[t] * n * k + choice])];
-        if (stage_rank[t] == cp.rank()) out.data<int32_t>()[choice] = count;
+      for (size_t t = 0; t < holder.size(); ++t) {
+        const int64_t choice = (s * here + index_there[t]) * k + j;  // index within its rank
+        int32_t& count = before[static_cast<size_t>(all.data<int32_t>()[holder[t] * n * k + choice])];
+        if (holder[t] == cp.rank()) out.data<int32_t>()[choice] = count;
         ++count;
       }
   }
