@@ -57,7 +57,7 @@ struct LaunchOptions {
 void check_threads(int64_t count);
 // Threads per rank: `asked`, else from the environment, else the cores divided by local_world_size.
 int threads_of_rank(int asked, int cores, int local_world_size);
-// Runs one rank in a process of its own: compares the facts, runs the body, and waits for all other ranks. Before it
+// Runs one rank in a separate process: compares the facts, runs the body, and waits for all other ranks. Before it
 // rethrows a failure, it writes the flight recorder; a failure that is not an Error becomes one.
 void run_process(const LaunchOptions& options, std::unique_ptr<Transport> transport, int local_world_size,
                  const std::function<void(Communicator& world)>& body);

@@ -50,6 +50,14 @@ bool poll_until(int fd, int16_t what, const std::function<bool()>& is_over) {
   return false;
 }
 
+}  // namespace
+
+bool wait_for(int fd, int16_t what, const Deadline& deadline) {
+  return poll_until(fd, what, [&] { return deadline.is_over(); });
+}
+
+namespace {
+
 // Of a result of recv() or send() that does not wait.
 bool is_broken(ssize_t moved) { return moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR); }
 
@@ -57,7 +65,7 @@ bool is_broken(ssize_t moved) { return moved == 0 || (moved < 0 && errno != EAGA
 template <class Move>
 bool move_all(int fd, int16_t what, size_t bytes, const Deadline& deadline, const Move& move) {
   for (size_t done = 0; done < bytes;) {
-    if (!poll_until(fd, what, [&] { return deadline.is_over(); })) return false;
+    if (!wait_for(fd, what, deadline)) return false;
     const ssize_t n = move(done);
     if (is_broken(n)) return false;
     if (n > 0) done += static_cast<size_t>(n);
@@ -379,8 +387,8 @@ class Joiner {
                       .port = own_end(listener.get()).port()};
     // rank 0 reports missing ranks itself, so it gets extra time
     const Deadline later(m_.timeout_s + 5);
-    if (!write_all(first.get(), &hello, sizeof(hello), deadline_) ||
-        !poll_until(first.get(), POLLIN, [&] { return later.is_over(); }) || has_ended(first))
+    if (!write_all(first.get(), &hello, sizeof(hello), deadline_) || !wait_for(first.get(), POLLIN, later) ||
+        has_ended(first))
       return false;
     read_places(first, later);
     out_.peers[0] = std::move(first);

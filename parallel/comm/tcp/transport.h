@@ -38,6 +38,8 @@ class Deadline {
   mutable AwakeTimer timer_;
 };
 
+// Waits until `fd` is readable (POLLIN), writable (POLLOUT), or broken; false: timeout.
+bool wait_for(int fd, int16_t what, const Deadline& deadline);
 // False if the peer has disconnected or the deadline has passed.
 bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline);
 bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline);
