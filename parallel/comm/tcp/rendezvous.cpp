@@ -1,6 +1,5 @@
 // Sockets with deadlines, and the rendezvous protocol.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
