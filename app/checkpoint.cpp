@@ -18,14 +18,14 @@
 
 #include "app/commands.h"
 #include "app/output.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "data/json_rows.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "train/quantize/layers.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera {
 

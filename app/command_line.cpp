@@ -14,8 +14,8 @@
 #include <variant>
 #include <vector>
 
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "base/config_file.h"
 #include "base/setting_json.h"
 

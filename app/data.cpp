@@ -5,8 +5,8 @@
 
 #include "app/commands.h"
 #include "app/output.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "data/json_rows.h"
 #include "data/shards.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "app/output.h"
-#include "app/run/pretrained.h"
+#include "app/pretrained.h"
 #include "base/files.h"
 #include "data/json_rows.h"
 #include "data/jsonl.h"

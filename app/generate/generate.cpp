@@ -19,8 +19,8 @@
 
 #include "app/commands.h"
 #include "app/output.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "base/json.h"
 #include "data/mixture.h"
 #include "data/text.h"

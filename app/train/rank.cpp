@@ -1,4 +1,6 @@
 // One rank of `train`: the run, its timeline and its summary.
+#include "app/train/rank.h"
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -10,9 +12,8 @@
 #include <vector>
 
 #include "app/plan/plan.h"
-#include "app/run/pretrained.h"
+#include "app/pretrained.h"
 #include "app/trace/timeline.h"
-#include "app/train/train.h"
 #include "models/sample.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"

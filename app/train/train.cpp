@@ -1,6 +1,4 @@
 // The command `train`.
-#include "app/train/train.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,8 +10,9 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
+#include "app/train/rank.h"
 #include "models/families.h"
 #include "train/dump.h"
 #include "train/run/signals.h"

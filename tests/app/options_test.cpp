@@ -14,9 +14,9 @@
 #include <tuple>
 #include <vector>
 
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
-#include "app/train/train.h"
+#include "app/train/rank.h"
 #include "base/utf8.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"

@@ -11,9 +11,9 @@
 
 #include "app/options.h"
 #include "hub/gptq_format.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/memory.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 #include "train/trainer.h"
 
 namespace tessera {

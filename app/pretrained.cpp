@@ -1,5 +1,5 @@
 // Models from runs and folders.
-#include "app/run/pretrained.h"
+#include "app/pretrained.h"
 
 #include <fmt/ranges.h>
 
