@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/memory.h"
 #include "app/output.h"
 #include "app/plan/plan.h"
-#include "app/pretrained.h"
 #include "app/report/report.h"
 #include "bench/run.h"
 #include "tensor/cpu/vectorize.h"

@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "app/default_job.h"
 #include "app/pretrained.h"
 #include "app/resolve.h"
 #include "base/config_file.h"

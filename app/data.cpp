@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/dataset.h"
 #include "app/output.h"
 #include "app/pretrained.h"
-#include "app/resolve.h"
 #include "data/json_rows.h"
 #include "data/shards.h"
 

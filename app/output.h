@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "train/step.h"
+#include "train/step_report.h"
 
 namespace tessera {
 

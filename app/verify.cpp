@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/memory.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/pretrained.h"

@@ -25,7 +25,7 @@ using Ordered = nlohmann::ordered_json;
 planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, got '{}'", preset_names(), name));
-  planner::ModelShape shape = planner::to_model_shape(*config);
+  planner::ModelShape shape(*config);
   if (shape.vocab == 0) shape.vocab = default_vocab(name);
   return shape;
 }

@@ -11,11 +11,14 @@
 #include <thread>
 #include <vector>
 
+#include "app/dataset.h"
+#include "app/default_job.h"
 #include "app/plan_json.h"
 #include "app/resolve.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
+#include "train/step_graph.h"
 
 namespace tessera {
 

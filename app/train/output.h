@@ -9,6 +9,7 @@
 
 #include "app/options.h"
 #include "app/output.h"
+#include "app/train/rank.h"
 #include "train/run/run.h"
 
 namespace tessera {
@@ -16,14 +17,6 @@ namespace tessera {
 inline constexpr size_t kWarmupSteps = 5;
 // Excludes the first kWarmupSteps, in which memory is allocated and kernels are compiled, if there are more steps.
 double median_throughput(std::vector<double> throughputs);
-
-// Read-only and shared by the ranks of a process, except for the run directory, which rank 0 writes.
-struct TrainCall {
-  const TrainCommand& command;
-  const Dataset& dataset;
-  const RunDirectory& directory;
-  const Sequences& sequences;
-};
 
 // Progress and summary for the user, and JSON records (--format json).
 class TrainOutput final : public RunObserver {

@@ -1,16 +1,20 @@
 // The ranks of the command `train`.
 #pragma once
-#include <string>
 
-#include "app/train/output.h"
+#include "app/options.h"
+#include "train/run/run.h"
 
 namespace tessera {
 
+// Read-only and shared by the ranks of a process, except for the run directory, which rank 0 writes.
+struct TrainCall {
+  const TrainCommand& command;
+  const Dataset& dataset;
+  const RunDirectory& directory;
+  const Sequences& sequences;
+};
+
 // One rank of a run, with its output; returns the exit status.
 int train_rank(const TrainCall& call, Communicator& world);
-
-// A sentence ends with . ! or ?, optionally followed by a quotation mark, and the next begins with a capital letter
-// after a space. Returns the full text if less than a third would remain.
-std::string complete_sentences(const std::string& text);
 
 }  // namespace tessera

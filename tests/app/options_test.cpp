@@ -14,9 +14,13 @@
 #include <tuple>
 #include <vector>
 
+#include "app/dataset.h"
+#include "app/default_job.h"
+#include "app/memory.h"
 #include "app/pretrained.h"
 #include "app/resolve.h"
 #include "app/train/rank.h"
+#include "app/train/text_sample.h"
 #include "base/utf8.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"

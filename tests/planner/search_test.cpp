@@ -13,6 +13,7 @@
 #include "planner/recommend.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
+#include "train/check.h"
 #include "train/config.h"
 
 namespace tessera::planner {
@@ -32,7 +33,7 @@ SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
 }
 
 SearchRequest on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
-  return {.model = to_model_shape(*preset(model)),
+  return {.model = ModelShape(*preset(model)),
           .hardware = hardware_named("h100"),
           .software = software_named(software),
           .ranks = ranks,
@@ -94,7 +95,7 @@ SearchRequest random_request(uint64_t trial) {
   q.model.layers = sample.between(3, 6);
   q.model.context = sample.of({128, 256});
   q.model.gated = sample.between(0, 1) == 1;
-  if (q.model.gated) q.model.positions = Positions::rope;
+  if (q.model.gated) q.model.encoding = Positions::rope;
   q.software = software_named(sample.of({"megatron", "fsdp", "tessera"}));
   q.hardware.memory_bytes = 1e6 * static_cast<double>(sample.between(120, 600));
   if (sample.between(0, 3) == 0) q.fixed.zero = sample.of({ZeroStage::none, ZeroStage::two});
