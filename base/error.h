@@ -95,7 +95,6 @@ constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>&
   return std::nullopt;
 }
 
-// Of the rows of a registry.
 template <class Rows>
 constexpr auto row_names(const Rows& rows) {
   std::array<std::string_view, std::tuple_size_v<Rows>> names;

@@ -104,7 +104,7 @@ def tests(bench):
         fixture = listed = ""
         try:
             listed = bench.runner.run("list", [program, "--gtest_list_tests", f"--gtest_filter={o.filter}"], 30)
-        except Failed as e:  # this one does not start, others may
+        except Failed as e:  # other programs may start
             bench.say(f"- {os.path.basename(program)[5:]}: {bench.failed('its list', e)}")
         for line in listed.splitlines():
             line = line.split("#")[0].rstrip()

@@ -32,7 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Placeholder line of a page for the problem instance.
 constexpr std::string_view kInstancePlaceholder = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {

@@ -1,4 +1,4 @@
-// Exchange of block sums.
+// Exchange of the gradient norm's block sums.
 #include "parallel/gradient_norm.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Gathers shards to owners and returns updates.
+// Gathers a matrix's shards to its owner and returns the updates.
 #include "parallel/matrix_owners.h"
 
 #include <algorithm>

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// Uses the newest checkpoint, because there may be no rank with enough memory for the full model during training. Empty
-// with --format json, --quiet and --no-save; truncated by a signal.
+// Generated from the newest checkpoint, because a rank may lack memory for the full model during training. Empty with
+// --format json, --quiet and --no-save; truncated by a signal.
 std::string sample_text(const TrainCall& call, const ModelConfig& config);
 
 // A sentence ends with . ! or ?, optionally followed by a quotation mark, and the next begins with a capital letter

@@ -1,4 +1,5 @@
-// Sixteen threads per norm block, one per lane; one thread per group of block sums; one thread that sums groups.
+// Gradient norm on a GPU: sixteen threads per norm block, one per lane; one thread per group of block sums; one thread
+// sums the groups.
 #include <algorithm>
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// Transformation passes, traversal and validation.
+// Transformation passes, traversal and validation of schedules.
 #include "parallel/pipeline/validate.h"
 
 #include <fmt/format.h>

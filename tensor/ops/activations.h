@@ -1,6 +1,5 @@
 // Activations fused with a bias, h = x + b and y = f(h) of the rounded h, or with a gate. Cost: one pass over memory
-// forward and one backward. Messages call every activation of the first kind bias_gelu and every one of the second
-// swiglu.
+// forward and one backward. Errors name the first kind bias_gelu and the second swiglu, whatever the activation.
 #pragma once
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/ops/matmul/matmul.h"

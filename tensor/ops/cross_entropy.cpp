@@ -1,4 +1,4 @@
-// CPU implementation: rows are independent and split over threads.
+// Cross-entropy on the CPU: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// A row stays in its threads' registers between one read and one write, so statistics need no extra pass over memory.
+// Norms on a GPU: a row stays in its threads' registers between one read and one write, so statistics need no extra
+// pass over memory.
 #include <algorithm>
 #include <cstdint>
 #include <span>

@@ -63,7 +63,8 @@ TEST_F(InferenceTest, BatchedPromptsMatchSinglePrompts) {
   }
 }
 
-// A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
+// A stop text may span several tokens (here one byte each); text that may begin one is withheld until further tokens
+// decide.
 TEST_F(InferenceTest, StopsBeforeStopStrings) {
   make("llama-nano");
   const std::string full_text = generate("--prompt Line --temperature 0 --tokens 60"), text = full_text.substr(4);

@@ -1,4 +1,4 @@
-// Element-wise comparison in float64.
+// Elementwise comparison of tensors in float64, and the decomposition of gradients into sequences.
 #include "verify/diagnosis/differences.h"
 
 #include <algorithm>

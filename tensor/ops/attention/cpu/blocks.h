@@ -25,7 +25,7 @@
 
 namespace tessera::cpu {
 
-// Arrays of a thread, each aligned to 64 bytes. From address 0 it only measures them.
+// Arrays of a thread, each aligned to 64 bytes. Constructed with address 0, computes only their total size.
 class TileMemory {
  public:
   explicit TileMemory(std::byte* begin) : begin_(reinterpret_cast<uintptr_t>(begin)) {}

@@ -49,8 +49,8 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
   return p;
 }
 
-// A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, the first `keys`
-// tokens of (B, T, 2 K, D), separate results.
+// A tile of ring attention (parallel/ring_attention.cpp): q is the last `queries` tokens of a packed qkv, k and v are
+// the first `keys` tokens of (B, T, 2 K, D), and results are separate tensors.
 struct RingTile {
   int64_t batch, tokens, queries, keys;
   bool causal;
