@@ -108,10 +108,5 @@ template <class Enum, size_t n>
 constexpr std::string_view name_in(const std::array<std::string_view, n>& names, Enum value) {
   return names.at(static_cast<size_t>(value));
 }
-// Of an enum with a function value_names().
-template <class Enum>
-constexpr std::string_view value_name(Enum value) {
-  return name_in(value_names(value), value);
-}
 
 }  // namespace tessera

@@ -90,7 +90,7 @@ Case large(uint64_t trial) {
   c.model = ModelShape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
   c.model.context = d.of<int64_t>({1024, 4096});
   c.model.vocab = d.of<int64_t>({32000, 50304, 128256});
-  if (!llama) c.model.context = c.model.position_rows = 1024;
+  if (!llama) c.model.context = c.model.positions = 1024;
   Plan& p = c.layout.plan;
   p = {.pp = d.of<int64_t>({1, 2, 4, 8}), .dp = d.of<int64_t>({1, 2}), .cp = d.of<int64_t>({1, 1, 2})};
   p.tp = llama ? d.of<int64_t>({1, 1, 2, 4}) : 1;
