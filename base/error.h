@@ -53,7 +53,6 @@ class Error : public std::runtime_error {
 struct InputError : Error {
   explicit InputError(const std::string& message) : Error(message, Status::input) {}
 };
-// The message suggests options that reduce memory.
 struct OutOfMemory : Error {
   explicit OutOfMemory(const std::string& message)
       : Error(

@@ -37,7 +37,6 @@ struct Bounds {
 // its default. Two runs with equal identities are the same run.
 enum class IdentityRole : uint8_t { no, yes, unless_default };
 
-// Meaning and uses of a value.
 struct Field {
   Bounds range = {};                     // bounds of a number, or of the number of positional arguments
   std::string_view choices = {};         // valid strings ("fp32|bf16"); for an enum, the names that users may specify
@@ -104,7 +103,7 @@ class Settings {
     for (const Setting& s : settings) add(s);
   }
   void add(const Setting& setting);
-  // `group` is the group of settings that specify none.
+  // `group` applies to settings without a group.
   void add(std::string_view group, const Settings& settings);
   void append(const Settings& others) { all_.insert(all_.end(), others.all_.begin(), others.all_.end()); }
   // Moves the field `name` to directly follow the field `after`.

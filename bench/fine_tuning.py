@@ -112,7 +112,7 @@ def ours(what, o, run, text):
         return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
     if what == "evaluate":
         seconds = []
-        for name in (".short", ".long"):  # difference: excludes startup and first windows
+        for name in (".short", ".long"):  # their difference excludes startup and the first windows
             start = time.perf_counter()
             tessera("evaluate", run, "--data", text + name, "--context", CONTEXT, "--batch", BATCH)
             seconds.append(time.perf_counter() - start)

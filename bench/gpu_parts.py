@@ -313,7 +313,7 @@ def pytorch(bench):
             pairs = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours.runs, row.runs)]
             return f"{statistics.median(pairs):.2f}" if pairs and row is not ours else "-"
 
-        columns = [("ours to it", ratio)]
+        columns = [("Tessera / row", ratio)]
         headings(bench, columns)
         timed(bench, [ours, *theirs], columns)
         bench.say("")

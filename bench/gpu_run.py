@@ -103,7 +103,7 @@ class Served:
         try:
             self.child.stdin.write(json.dumps(question).encode() + b"\n")
         except OSError:
-            pass  # it has ended; answer() reports how
+            pass  # the program has ended; answer() reports how
         return self.answer(limit)
 
     def answer(self, limit):

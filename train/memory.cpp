@@ -93,7 +93,7 @@ std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
   return out;
 }
 
-// Without a pipeline, one micro-batch is in flight at a time, and the third and later ones equal the second.
+// Without a pipeline, one micro-batch is in flight at a time, and all but the first need equal memory.
 TrainConfig with_few_microbatches(TrainConfig job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;

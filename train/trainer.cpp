@@ -188,7 +188,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
                             state_.groups.world, split);
 }
 
-// Ranks with the same loss or replicated gradients contribute them once.
+// A loss or gradient that several ranks have is contributed by one of them.
 void Trainer::make_graph() {
   const Plan& p = state_.job.plan;
   if (!steps_without_host(state_.job, trace_ != nullptr)) return;

@@ -30,7 +30,6 @@
 
 namespace tessera {
 
-// Progress callback.
 using Working = std::function<void(std::string_view work, int64_t step)>;
 
 // Launch options, and injection points for faults in the run under a plan (never in its oracle).

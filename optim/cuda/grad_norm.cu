@@ -35,8 +35,8 @@ struct Runs {
   BlockRun of[kMaxRuns];
 };
 
-// The group may span several segments of a run. Reads global memory directly: a few hundred threads have more loads in
-// flight than a staged copy to shared memory.
+// The group may span several segments of a run. Reads global memory directly, because a few hundred threads keep more
+// loads in flight than a staged copy to shared memory would.
 __device__ double group_sum(const BlockRun& run, const double* x, int64_t group) {
   int64_t at = group * kNormGroup, left = std::min(int64_t{kNormGroup}, run.count * run.times - at);
   double sum = 0;

@@ -1,5 +1,5 @@
 // Norms on a GPU: a row stays in its threads' registers between one read and one write, so statistics need no extra
-// pass over memory.
+// pass.
 #include <algorithm>
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// Elementwise comparison of tensors in float64, and the decomposition of gradients into sequences.
+// Comparison of tensors in float64, and decomposition of gradients into sequences.
 #include "verify/diagnosis/differences.h"
 
 #include <algorithm>

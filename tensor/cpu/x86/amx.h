@@ -112,7 +112,7 @@ template <class F>
 // row-major B: interleave its row pairs. A column-major B: transpose its 16 x 16 pairs. A row-major A is copied; a
 // column-major A (a row-major matrix used transposed): interleave row pairs, then transpose 16 x 16 pairs.
 
-// g++ 12 warns about its intrinsics (GCC bug 105593).
+// g++ 12 warns about its own intrinsics (GCC bug 105593).
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

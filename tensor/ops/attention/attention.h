@@ -94,8 +94,8 @@ struct AttentionGradients {
 
 // Operands of the kernels of both devices.
 //
-// First visible key of each query, relative to the problem's key 0: the first key of the query's document or of its
-// window, whichever is later.
+// First visible key of each query, relative to the problem's key 0: the later of the starts of its document and its
+// window.
 struct QueryStarts {
   static constexpr int kNone = -(1 << 30);
   const int32_t* first = nullptr;  // null: no documents
@@ -143,7 +143,7 @@ void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 
 // cuDNN runs the problems it supports (cuda/cudnn_attention.h) if the arena's KernelChoice allows it. Tessera has
 // tensor-core kernels (cuda/tiles.cuh) for bfloat16 with head dims 64 and 128 and rows aligned to 16 bytes, and plain
-// kernels (cuda/plain.cu) for everything else. Neither uses atomics: one kernel computes dq, another dk and dv.
+// kernels (cuda/plain.cu) for everything else. Neither uses atomics.
 namespace cuda {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
