@@ -14,6 +14,7 @@
 #include "planner/work.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
+#include "train/check.h"
 
 namespace tessera::planner {
 namespace {
@@ -255,7 +256,7 @@ TEST(ClosedForms, ExtrapolationMatchesFullSimulation) {
 
 // GPT-3 with tensor parallelism.
 Case korthikanti(int64_t t, bool sp, Recompute recompute) {
-  Case c{.model = {.layers = 96, .channels = 12288, .heads = 96, .vocab = 51200, .context = 2048},
+  Case c{.model = ModelShape({.layers = 96, .heads = 96, .channels = 12288, .context = 2048, .vocab = 51200}),
          .layout = {.plan = {.tp = t, .sp = sp, .recompute = recompute}, .sequences = 2},
          .hardware = hardware_named("a100-80"),
          .software = software_named("megatron")};
@@ -293,7 +294,7 @@ TEST(ClosedForms, ModelActivationsMatchPaper) {
 
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
 TEST(ClosedForms, ZeroModelStatesMatchPaper) {
-  Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
+  Case c{.model = ModelShape({.layers = 36, .heads = 32, .channels = 4096, .context = 2048, .vocab = 51200}),
          .hardware = hardware_named("a100-40"),
          .software = software_named("deepspeed")};
   c.software.attention = "unfused";

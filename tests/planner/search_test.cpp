@@ -21,11 +21,12 @@ namespace {
 
 // A small model on GPUs with little memory, so that some plans do not fit.
 SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
-  SearchRequest q{.model = {.layers = 4, .channels = 512, .heads = 4, .kv_heads = 2, .vocab = 4096, .context = 256},
-                  .hardware = hardware_named("h100"),
-                  .software = software_named("megatron"),
-                  .ranks = ranks,
-                  .batch = batch};
+  SearchRequest q{
+      .model = ModelShape({.layers = 4, .heads = 4, .channels = 512, .context = 256, .vocab = 4096, .kv_heads = 2}),
+      .hardware = hardware_named("h100"),
+      .software = software_named("megatron"),
+      .ranks = ranks,
+      .batch = batch};
   q.hardware.ranks_per_node = 2;
   q.hardware.memory_bytes = 0.25e9;
   q.hardware.reserved_bytes = 0;
