@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,9 +41,10 @@ class TrainOutput final : public RunObserver {
     ExpertLoad experts = {};
   };
   // Appends the summary's record to metrics.jsonl, and prints it.
-  void summary(const Facts& facts, const std::function<void(const std::string& record)>& append);
+  void summary(Run& run, const RunUsage& usage, const ExpertLoad& experts);
 
  private:
+  Facts facts(Run& run, const RunUsage& usage, const ExpertLoad& experts) const;
   std::string summary_text(const Facts& facts, double tokens_per_s, double fraction) const;
   void show(const std::string& json) const;
   void introduce(const RunStart& start);
@@ -58,12 +58,6 @@ class TrainOutput final : public RunObserver {
   std::vector<double> times_;
   std::optional<Validation> validation_;  // empty with --no-eval
 };
-
-// "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
-std::string describe_model(const TrainConfig& config, LanguageModel& model);
-
-// The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
-double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
 // Number of thread ranks that run concurrently on `cores` cores or GPUs, `each` per rank.
 int64_t ranks_at_once(int64_t ranks, int64_t cores, int64_t each);

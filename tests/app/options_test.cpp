@@ -25,6 +25,7 @@
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/support/gpu.h"
+#include "train/check.h"
 #include "train/device.h"
 
 namespace tessera {
