@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -214,8 +215,7 @@ TrainOutput::Facts TrainOutput::facts(Run& run, const RunUsage& usage, const Exp
           .experts = experts};
 }
 
-void TrainOutput::summary(Run& run, const RunUsage& usage, const ExpertLoad& experts) {
-  const Facts f = facts(run, usage, experts);
+void TrainOutput::summary(const Facts& f, const std::function<void(const std::string& record)>& append) {
   const double rate = median_throughput(tokens_per_s_);
   const bool stepped = !tokens_per_s_.empty();  // false if a resumed run was already complete
   const auto ranks = std::ssize(f.usage.peak_bytes);
@@ -252,7 +252,7 @@ void TrainOutput::summary(Run& run, const RunUsage& usage, const ExpertLoad& exp
   if (!f.experts.empty())
     fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", plan_.ep}};
   const std::string record = fields.dump();
-  run.append(record);
+  append(record);
   show(record);
   if (!options_.json()) print(summary_text(f, rate, mfu));
 }

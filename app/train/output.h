@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,11 +41,12 @@ class TrainOutput final : public RunObserver {
     std::string sample = {};
     ExpertLoad experts = {};
   };
+  // Of a complete run; generates the sample and measures the peak.
+  Facts facts(Run& run, const RunUsage& usage, const ExpertLoad& experts) const;
   // Appends the summary's record to metrics.jsonl, and prints it.
-  void summary(Run& run, const RunUsage& usage, const ExpertLoad& experts);
+  void summary(const Facts& facts, const std::function<void(const std::string& record)>& append);
 
  private:
-  Facts facts(Run& run, const RunUsage& usage, const ExpertLoad& experts) const;
   std::string summary_text(const Facts& facts, double tokens_per_s, double fraction) const;
   void show(const std::string& json) const;
   void introduce(const RunStart& start);

@@ -1,6 +1,8 @@
 // One rank of `train`: the run, its timeline and its summary.
 #include "app/train/rank.h"
 
+#include <string>
+
 #include "app/pretrained.h"
 #include "app/trace/timeline.h"
 #include "app/train/output.h"
@@ -35,7 +37,7 @@ int train_rank(const TrainCall& call, Communicator& world) {
   if (result.stopped) return SignalRequests::exit_status();
   if (!first) return 0;
   if (!result.note.empty()) output.message(result.note);
-  output.summary(run, usage, experts);
+  output.summary(output.facts(run, usage, experts), [&](const std::string& record) { run.append(record); });
   return SignalRequests::stop() != 0 ? SignalRequests::exit_status() : 0;
 }
 
