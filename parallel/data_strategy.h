@@ -175,7 +175,7 @@ class DataStrategy : NotCopied {
   }
   // Throws Error if `group` and the axis belong to different launch() calls.
   void check_group(const Communicator* group) const;
-  // Creates the two axes if `ranks` is less than the axis size. Collective over the axis.
+  // Creates shard_axis() and replicate_axis() if `ranks` is less than the axis size. Collective over the axis.
   void split_axis(int ranks);
 
   Module& model_;

@@ -138,8 +138,8 @@ class StepTokens final : public BatchSource {
 };
 
 // Converts `epochs`, `save_fraction` and `eval_fraction` to steps; Run expects steps. An epoch of a mixture has as many
-// sequences as all its datasets together, and the weights determine how often each dataset is read, which is added to
-// the notes.
+// sequences as all its datasets together, and the weights determine how often each dataset is read (reported in the
+// notes).
 void resolve_epochs(TrainConfig& config, Dataset& dataset);
 
 }  // namespace tessera

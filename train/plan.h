@@ -20,7 +20,8 @@
 
 namespace tessera {
 
-enum class ZeroStage : uint8_t { none, one, two, three };      // shard optimizer state; also gradients; also parameters
+// 1 shards optimizer state, 2 also gradients, 3 also parameters.
+enum class ZeroStage : uint8_t { none, one, two, three };
 enum class Offload : uint8_t { none, optimizer, parameters };  // offloaded to host memory or a file
 enum class CudaGraph : uint8_t { automatic, on, off };         // capture and replay of steps
 

@@ -1,5 +1,5 @@
-// Gradient norm on a GPU: sixteen threads per norm block, one per lane; one thread per group of block sums; one thread
-// sums the groups.
+// GPU gradient norm: sixteen threads per norm block, one per lane; one thread per group of block sums; one thread sums
+// the groups.
 #include <algorithm>
 #include <cstdint>
 #include <span>

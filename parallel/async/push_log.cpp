@@ -1,4 +1,4 @@
-// Reads logs from untrusted files: validates each line, then replays the log without parameters.
+// Reads untrusted logs: validates each line, then replays the log without parameters.
 #include "parallel/async/push_log.h"
 
 #include <fmt/format.h>

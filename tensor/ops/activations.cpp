@@ -1,4 +1,4 @@
-// Activations on the CPU. A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is
+// CPU activations. A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is
 // independent of the thread count.
 #include "tensor/ops/activations.h"
 

@@ -1,4 +1,4 @@
-// Cross-entropy on the CPU: rows are independent and split over threads.
+// CPU cross-entropy: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Cross-entropy on a GPU. It evaluates more exponentials than any other op of a training step. CUDA's expf() is
-// accurate to 1 ulp like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because
-// otherwise arithmetic rather than bandwidth would bound the kernels.
+// GPU cross-entropy, which evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate
+// to 1 ulp like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise
+// arithmetic rather than bandwidth would bound the kernels.
 #include <algorithm>
 #include <cstdint>
 #include <limits>

@@ -25,8 +25,7 @@ struct CrossEntropy {
   Tensor sum;             // loss_sum on the logits' device: float64, (); read-only
 };
 
-// targets int32 (N) on the logits' device; targets on the host are range-checked and copied. `vocab`: size of the full
-// vocabulary.
+// targets int32 (N) on the logits' device; others are range-checked and copied. `vocab`: size of the full vocabulary.
 Tensor targets_on_device(const Tensor& logits, const Tensor& targets, int64_t vocab);
 
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws Error naming the row of an invalid target. On a

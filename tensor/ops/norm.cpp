@@ -1,4 +1,4 @@
-// Norms on the CPU: threads split the rows, and the gradients of gamma and beta by columns.
+// CPU norms: threads split the rows, and the gradients of gamma and beta by columns.
 #include "tensor/ops/norm.h"
 
 #include <algorithm>

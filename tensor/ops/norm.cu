@@ -1,5 +1,4 @@
-// Norms on a GPU: a row stays in its threads' registers between one read and one write, so statistics need no extra
-// pass.
+// GPU norms: a row stays in its threads' registers between one read and one write, so statistics need no extra pass.
 #include <algorithm>
 #include <cstdint>
 #include <span>

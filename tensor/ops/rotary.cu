@@ -1,4 +1,4 @@
-// Rotation on a GPU, bitwise identical to the CPU's: a thread processes 16 bytes of adjacent pairs in a few heads of a
+// GPU rotation, bitwise identical to the CPU's: a thread processes 16 bytes of adjacent pairs in a few heads of a
 // token, and reads their angles once.
 #include <cstdint>
 #include <numeric>

@@ -55,7 +55,7 @@ bool wait_for(int fd, int16_t what, const Deadline& deadline) {
   return false;
 }
 namespace {
-// wait_for(), but until `is_over`, which is called often enough for the AwakeTimers that it reads.
+// wait_for(), but until `is_over`, which is called often enough for its AwakeTimers.
 bool poll_until(int fd, int16_t what, const std::function<bool()>& is_over) {
   while (!is_over()) {
     pollfd one{fd, what, 0};

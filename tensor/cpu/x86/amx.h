@@ -16,7 +16,7 @@ inline constexpr int64_t kTileDepth = 32;                         // bfloat16 el
 inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // 1 KiB
 inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C per call
 
-// Configures all eight tiles of the thread.
+// Configures the thread's eight tiles.
 class TileScope {
  public:
   [[gnu::target("amx-tile")]] TileScope() {

@@ -1,4 +1,4 @@
-// Dequantization on a GPU: a thread decodes the four bytes of eight adjacent elements.
+// GPU dequantization: a thread decodes the four bytes of eight adjacent elements.
 #include <algorithm>
 #include <cstdint>
 #include <span>
