@@ -6,7 +6,6 @@
 #include "app/commands.h"
 #include "app/dataset.h"
 #include "app/output.h"
-#include "app/pretrained.h"
 #include "data/json_rows.h"
 #include "data/shards.h"
 

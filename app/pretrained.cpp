@@ -4,10 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -289,19 +287,6 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base, bool train
         all.merged);
   say_notes(all.notes);
   return all.config;
-}
-
-bool speaks_for_all() {
-  return std::ranges::none_of(std::array{"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"},
-                              [](const char* rank) {
-                                const char* const value = std::getenv(rank);
-                                return mpi_surroundings() && value && std::string_view(value) != "0";
-                              });
-}
-
-void say_notes(const std::vector<std::string>& notes) {
-  if (!speaks_for_all()) return;
-  for (const std::string& note : notes) say(note);
 }
 
 ModelConfig first_config(const TrainConfig& o) {

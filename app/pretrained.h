@@ -63,10 +63,6 @@ void record_base(TrainConfig& config);
 std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
 // Prints the notes. With `trains`, throws InputError for adapters that LoraConfig cannot represent.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {}, bool trains = false);
-// False on all ranks of an MPI job except rank 0.
-bool speaks_for_all();
-// One note per line on standard error, if speaks_for_all().
-void say_notes(const std::vector<std::string>& notes);
 
 // The --init model's configuration with an embedding row for each of --add-tokens. Throws as open_pretrained(), and
 // Error (usage) for new tokens with adapters, which do not train embedding rows.

@@ -17,7 +17,6 @@
 #include "app/memory.h"
 #include "app/output.h"
 #include "app/plan_json.h"
-#include "app/pretrained.h"
 #include "app/resolve.h"
 #include "data/text.h"
 #include "lab/placed_block.h"
