@@ -38,6 +38,7 @@
 #include "models/stages.h"
 
 // Training under a plan, runs with checkpoints and metrics, and verification against one rank.
+#include "train/check.h"
 #include "train/config.h"
 #include "train/plan.h"
 #include "train/run/run.h"

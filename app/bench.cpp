@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/memory.h"
 #include "app/output.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
-#include "app/run/pretrained.h"
 #include "bench/run.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"

@@ -17,16 +17,18 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/dataset.h"
+#include "app/inference.h"
 #include "app/output.h"
+#include "app/pretrained.h"
 #include "app/report/table.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "data/json_rows.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "train/quantize/layers.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera {
 
@@ -179,7 +181,7 @@ std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups o
 constexpr int64_t kMultiple = 32;
 
 // Runs before quantization, which may take hours.
-void check_sizes(const ModelConfig& config) {
+void check_multiples(const ModelConfig& config) {
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::set<std::string> names;
   for (int64_t i = 0; i < config.layers; ++i)
@@ -215,7 +217,7 @@ void quantize(const CheckpointOptions& o) {
   if (from.config.lora.rank > 0)
     bad_usage("{}: expected a model without adapters; see checkpoint export --merge", one_line(o.from));
   if (from.gptq) bad_usage("{}: expected a model that is not quantized, got a quantized model", one_line(o.from));
-  check_sizes(from.config);
+  check_multiples(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run.config));
   for (const std::string& note : text.notes) say(note);

@@ -14,8 +14,9 @@
 #include <variant>
 #include <vector>
 
+#include "app/default_job.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "base/config_file.h"
 #include "base/setting_json.h"
 

@@ -4,9 +4,8 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/dataset.h"
 #include "app/output.h"
-#include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "data/json_rows.h"
 #include "data/shards.h"
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "app/options.h"
+#include "parallel/comm/launch.h"
 
 namespace tessera {
 
@@ -134,6 +135,19 @@ void say_above_progress(const std::string& line) {
   const std::string text =
       fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", one_line(line));
   std::fputs(text.c_str(), stderr);
+}
+
+bool speaks_for_all() {
+  return std::ranges::none_of(std::array{"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"},
+                              [](const char* rank) {
+                                const char* const value = std::getenv(rank);
+                                return mpi_surroundings() && value && std::string_view(value) != "0";
+                              });
+}
+
+void say_notes(const std::vector<std::string>& notes) {
+  if (!speaks_for_all()) return;
+  for (const std::string& note : notes) say(note);
 }
 
 void Progress::step(const StepReport& r) {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "train/step.h"
+#include "train/step_report.h"
 
 namespace tessera {
 
@@ -36,6 +36,11 @@ std::string sparkline(const std::vector<double>& values, size_t width);
 void say(const std::string& line);
 // Prints a line on standard error in one write, overwriting a terminal's progress line. Thread- and process-safe.
 void say_above_progress(const std::string& line);
+
+// False on all ranks of an MPI job except rank 0.
+bool speaks_for_all();
+// One note per line on standard error, if speaks_for_all().
+void say_notes(const std::vector<std::string>& notes);
 
 class Progress {
  public:

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/memory.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
 #include "data/text.h"
 #include "lab/placed_block.h"
 #include "tensor/cpu/vectorize.h"

@@ -18,7 +18,15 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
+
 namespace tessera {
+
+// Of an enum with a function value_names().
+template <class Enum>
+constexpr std::string_view value_name(Enum value) {
+  return name_in(value_names(value), value);
+}
 
 struct Bounds {
   double min = -1e300, max = 1e300;

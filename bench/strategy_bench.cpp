@@ -15,6 +15,7 @@
 #include "optim/grad_norm.h"
 #include "parallel/pipeline/simulate.h"
 #include "train/async/trainer.h"
+#include "train/check.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 #include "train/trainer.h"

@@ -333,7 +333,7 @@ void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   if (c.window > 0 && !all) keys.refuse(key, "the same attention type in all layers", layers ? *layers : Json(before));
 }
 
-void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
+void check_hub_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
     keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the number of channels", c.heads);
@@ -385,7 +385,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
     *gptq = parse_gptq_config(quantization, true, notes);
   }
   if (const std::string unread = keys.unread(kIgnoredKeys); notes && !unread.empty()) notes->push_back(unread);
-  check_sizes(keys, what, c, type->base.head_dim > 0 || (rotary && keys.find("head_dim")));
+  check_hub_sizes(keys, what, c, type->base.head_dim > 0 || (rotary && keys.find("head_dim")));
   return c;
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "hub/config.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera {
 

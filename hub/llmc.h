@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "models/adapters/adapters.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera {
 

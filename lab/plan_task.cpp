@@ -57,7 +57,7 @@ planner::Prediction predict_partly(const PlanTask& t, const PlannedLayout& l) {
 PlanTask make_task(const PlanFamily& p, uint64_t seed) {
   const Philox random = Philox::named(seed, "plan");
   const auto pick = [&](uint64_t below, uint64_t what) { return static_cast<int64_t>(random.below(below, what)); };
-  PlanTask t{{planner::to_model_shape(*preset("llama2-7b")),
+  PlanTask t{{planner::ModelShape(*preset("llama2-7b")),
               {},
               planner::hardware_named("rtx4090"),
               planner::software_named("tessera")},

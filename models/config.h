@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
+#include "base/setting.h"
 #include "nn/experts/experts.h"
 #include "tensor/ops/quantize/quantize.h"
 
@@ -93,12 +93,6 @@ constexpr const auto& value_names(RopeScaling) { return kRopeScalingNames; }
 constexpr const auto& value_names(Activation) { return kActivationNames; }
 constexpr const auto& value_names(Codec) { return kCodecNames; }
 
-template <class Enum>
-constexpr std::string_view value_name(Enum value) {
-  return name_in(value_names(value), value);
-}
-
-class Settings;
 Settings field_descriptors(ModelConfig& config);
 ModelConfig resolve_sizes(ModelConfig config);
 

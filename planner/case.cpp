@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <tuple>
 #include <variant>
 
 #include "base/error.h"
@@ -50,11 +49,6 @@ void check_ranges(const Settings& all) {
   }
 }
 
-auto shared_sizes(auto& m) {
-  return std::tie(m.layers, m.channels, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.context, m.window, m.tied,
-                  m.qkv_bias, m.proj_bias, m.mlp_bias, m.qk_norm);
-}
-
 }  // namespace
 
 Settings field_descriptors(ModelShape& m) {
@@ -65,13 +59,13 @@ Settings field_descriptors(ModelShape& m) {
       {"kv_heads", &m.kv_heads, {}, Field{.range = {0, 1e6}}},
       {"head_dim", &m.head_dim, {}, Field{.range = {0, 1e6}}},
       {"ffn", &m.ffn, {}, Field{.range = {0, 1e7}}},
-      {"experts", &m.experts, {}, Field{.range = {0}}},
-      {"experts_per_token", &m.experts_per_token, {}, Field{.range = {0}}},
+      {"experts", &m.experts.count, {}, Field{.range = {0}}},
+      {"experts_per_token", &m.experts.per_token, {}, Field{.range = {0}}},
       {"gated", &m.gated},
       {"vocab", &m.vocab, {}, Field{.range = {1, 1e9}}},
       {"context", &m.context, {}, Field{.range = {1, 1e9}}},
       {"tied", &m.tied},
-      {"positions", &m.positions},
+      {"positions", &m.encoding},
   };
 }
 
@@ -148,43 +142,42 @@ void check(const Software& given) {
   check_ranges(field_descriptors(s));
 }
 
-ModelShape to_model_shape(const ModelConfig& c) {
-  if (c.experts.count > 0 && c.experts.shared > 0)
+ModelShape::ModelShape()
+    : ModelConfig{.layers = 0, .heads = 0, .channels = 0, .context = 0, .vocab = 0, .experts = {.per_token = 0}} {}
+
+ModelShape::ModelShape(const ModelConfig& config) : ModelConfig(config) {
+  if (config.experts.count > 0 && config.experts.shared > 0)
     throw FieldError("shared_experts",
-                     "not supported by predictions; expected 0, got " + std::to_string(c.experts.shared));
-  const FamilyRow& family = find_row(c.family);
-  ModelShape m{.experts = c.experts.count,
-               .experts_per_token = c.experts.count > 0 ? c.experts.per_token : 0,
-               .gated = family.gated,
-               .positions = family.rotary ? Positions::rope : Positions::learned,
-               .position_rows = c.positions};
-  shared_sizes(m) = shared_sizes(c);
-  return m;
+                     "not supported by predictions; expected 0, got " + std::to_string(config.experts.shared));
+  const FamilyRow& row = find_row(family);
+  gated = row.gated;
+  encoding = row.rotary ? Positions::rope : Positions::learned;
+  experts = {.count = experts.count, .per_token = experts.count > 0 ? experts.per_token : 0};
+  dropout = 0;
+  recompute = Recompute::none;
 }
 
-ModelConfig to_model_config(const ModelShape& m) {
-  ModelConfig config{.family = m.gated ? Family::llama : Family::gpt2, .positions = m.position_rows};
-  shared_sizes(config) = shared_sizes(m);
-  config.experts.count = m.experts;
-  if (m.experts > 0) config.experts.per_token = m.experts_per_token;
-  return config;
+ModelConfig ModelShape::config() const {
+  ModelConfig out = *this;
+  out.family = gated ? Family::llama : Family::gpt2;
+  return out;
 }
 
 double expert_parameters(const ModelShape& m) {
-  return (m.gated ? 3 : 2) * real(m.channels) * real(m.hidden()) * real(std::max<int64_t>(1, m.experts));
+  return (m.gated ? 3 : 2) * real(m.channels) * real(m.hidden()) * real(std::max<int64_t>(1, m.experts.count));
 }
 
 double layer_matrices(const ModelShape& m) {
-  const double h = real(m.channels), q = real(m.query()), k = real(m.key());
+  const double h = real(m.channels), q = real(m.attended()), k = real(m.key());
   return h * (q + 2 * k) + q * h + expert_parameters(m);
 }
 
 double layer_parameters(const ModelShape& m) {
-  const double h = real(m.channels), qkv = real(m.query() + 2 * m.key()), f = real(m.hidden());
+  const double h = real(m.channels), qkv = real(m.attended() + 2 * m.key()), f = real(m.hidden());
   double small = m.gated ? 2 * h + (m.qkv_bias ? qkv : 0) + (m.proj_bias ? h : 0) + (m.mlp_bias ? 2 * f + h : 0)
-                         : 4 * h + qkv + h + (m.experts > 0 ? 0 : f + h);  // experts have no biases
+                         : 4 * h + qkv + h + (m.experts.count > 0 ? 0 : f + h);  // experts have no biases
   if (m.qk_norm) small += 2 * real(m.head_size());
-  return layer_matrices(m) + small + h * real(m.experts);  // plus the router
+  return layer_matrices(m) + small + h * real(m.experts.count);  // plus the router
 }
 
 double parameters(const ModelShape& m) {
@@ -194,8 +187,8 @@ double parameters(const ModelShape& m) {
 }
 
 double active_parameters(const ModelShape& m) {
-  if (m.experts == 0) return parameters(m);
-  const double idle = 1 - real(m.experts_per_token) / real(m.experts);
+  if (m.experts.count == 0) return parameters(m);
+  const double idle = 1 - real(m.experts.per_token) / real(m.experts.count);
   return parameters(m) - real(m.layers) * expert_parameters(m) * idle;
 }
 
@@ -206,8 +199,9 @@ Case checked_case(const Case& given) {
   check_ranges(field_descriptors(m));
   if (m.head_dim == 0) divides("heads", m.heads, "channels", m.channels);
   divides("kv_heads", m.key_heads(), "heads", m.heads);
-  if (m.experts > 0 && (m.experts_per_token < 1 || m.experts_per_token > m.experts))
-    throw FieldError("experts_per_token", fmt::format("expected 1 to {}, got {}", m.experts, m.experts_per_token));
+  if (m.experts.count > 0 && (m.experts.per_token < 1 || m.experts.per_token > m.experts.count))
+    throw FieldError("experts_per_token",
+                     fmt::format("expected 1 to {}, got {}", m.experts.count, m.experts.per_token));
   check_ranges(field_descriptors(c.layout));
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
   divides("cp", p.cp, "context tokens", m.context);
@@ -216,14 +210,14 @@ Case checked_case(const Case& given) {
     throw FieldError("dp", fmt::format("expected at most {} ranks in total", kMaxRanks));
   if (real(p.dp) * real(p.microbatches) * real(c.layout.sequences) * real(m.context) > 1e15)
     throw FieldError("sequences", "expected at most 1e15 tokens per step");
-  if (c.layout.ep > 1 && m.experts == 0)
+  if (c.layout.ep > 1 && m.experts.count == 0)
     throw FieldError("ep", fmt::format("expected 1 for a model without experts, got {}", c.layout.ep));
   if (c.layout.ep > 1) {
-    divides("ep", c.layout.ep, "experts", m.experts);
+    divides("ep", c.layout.ep, "experts", m.experts.count);
     divides("ep", c.layout.ep, "dp x cp ranks", p.dp * p.cp);
   }
-  if (p.recompute == Recompute::op && (c.software.name == "tessera" || m.experts > 0))
-    throw FieldError("recompute", m.experts > 0
+  if (p.recompute == Recompute::op && (c.software.name == "tessera" || m.experts.count > 0))
+    throw FieldError("recompute", m.experts.count > 0
                                       ? "op is not supported for models with experts; use a different mode"
                                       : "op is supported only for other frameworks (`software`); use a different mode");
   if (p.schedule != ScheduleKind::interleaved && (p.chunks == 1 || p.pp == 1)) p.chunks = 0;

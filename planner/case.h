@@ -20,35 +20,19 @@ struct Machine;
 
 enum class Positions : uint8_t { learned, rope };
 
-struct ModelShape {
-  int64_t layers = 0, channels = 0, heads = 0;
-  int64_t kv_heads = 0;  // 0: heads
-  int64_t head_dim = 0;  // 0: channels / heads
-  int64_t ffn = 0;       // hidden size of a feed-forward layer or expert; 0: 4 channels
-  int64_t experts = 0, experts_per_token = 0;
+// Sizes of a decoder, whose layers and positions need not be those of a family of Tessera. Has no default sizes.
+struct ModelShape : ModelConfig {
+  ModelShape();
+  // Throws FieldError for shared experts.
+  explicit ModelShape(const ModelConfig& config);
+
   bool gated = false;  // SwiGLU
-  int64_t vocab = 0, context = 0;
-  int64_t window = 0;  // sliding attention window in tokens; 0: unlimited
-  bool tied = true;
-  Positions positions = Positions::learned;
-  int64_t position_rows = 0;  // of learned position embeddings; 0: context
-  bool qkv_bias = false, proj_bias = false, mlp_bias = false,
-       qk_norm = false;  // llama family only
-  bool operator==(const ModelShape&) const = default;
+  Positions encoding = Positions::learned;
 
-  int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
-  int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
-  int64_t query() const { return heads * head_size(); }      // channels of q and of the attention output
   int64_t key() const { return key_heads() * head_size(); }  // channels of k or v
-  int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
-  int64_t learned() const { return positions == Positions::rope ? 0 : position_rows > 0 ? position_rows : context; }
-  double keys() const { return visible_keys(context, window); }  // twice the mean number of keys per query
+  ModelConfig config() const;                                // GPT-2 or Llama
+  int64_t learned() const { return encoding == Positions::rope ? 0 : position_rows(); }
 };
-
-// Throws FieldError for shared experts.
-ModelShape to_model_shape(const ModelConfig& config);
-// GPT-2 or Llama, without dropout.
-ModelConfig to_model_config(const ModelShape& shape);
 
 // Parameters of a layer's feed-forward block or all its experts, of a layer's weight matrices, of a layer, and of the
 // model.

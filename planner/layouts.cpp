@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "planner/search.h"
+#include "train/check.h"
 #include "train/config.h"
 
 namespace tessera::planner {
@@ -49,7 +50,7 @@ bool fixes(const Fixed& f, const std::string& field) {
 
 class Bases {
  public:
-  explicit Bases(const SearchRequest& q) : q_(q), sizes_(to_model_config(q.model)) {}
+  explicit Bases(const SearchRequest& q) : q_(q), sizes_(q.model.config()) {}
 
   std::vector<Layout> all(int64_t ranks) {
     const Fixed& f = q_.fixed;
@@ -114,10 +115,10 @@ class Bases {
   }
 
   std::vector<int64_t> experts(const Plan& p) const {
-    if (q_.model.experts == 0) return {1};
+    if (q_.model.experts.count == 0) return {1};
     std::vector<int64_t> out;
-    for (const int64_t ep : choices(q_.fixed.ep, divisors(q_.model.experts)))
-      if (q_.model.experts % ep == 0 && p.dp * p.cp % ep == 0) out.push_back(ep);
+    for (const int64_t ep : choices(q_.fixed.ep, divisors(q_.model.experts.count)))
+      if (q_.model.experts.count % ep == 0 && p.dp * p.cp % ep == 0) out.push_back(ep);
     return out;
   }
 

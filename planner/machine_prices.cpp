@@ -211,8 +211,8 @@ Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtyp
 }
 
 bool has_measured_times(const Case& c) {
-  return c.software.name == "tessera" && c.model.experts == 0 &&
-         c.model.gated == (c.model.positions == Positions::rope);
+  return c.software.name == "tessera" && c.model.experts.count == 0 &&
+         c.model.gated == (c.model.encoding == Positions::rope);
 }
 
 void set_measured_times(const Case& c, const Machine& machine, Prediction& out) {

@@ -7,6 +7,7 @@
 
 #include "models/stages.h"
 #include "planner/work.h"
+#include "train/check.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 
@@ -53,7 +54,7 @@ std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages) {
 StageParameters stage_parameters(const Case& c, int64_t layers, bool first, bool last) {
   const ModelShape& m = c.model;
   const double t = real(c.layout.plan.tp), h = real(m.channels), table = real(m.vocab) * h / t;
-  const double matrices = layer_matrices(m), experts = m.experts > 0 ? expert_parameters(m) : 0;
+  const double matrices = layer_matrices(m), experts = m.experts.count > 0 ? expert_parameters(m) : 0;
   StageParameters out;
   out.dense = real(layers) * ((matrices - experts) / t + layer_parameters(m) - matrices);
   out.experts = real(layers) * experts / t / real(c.layout.ep);
@@ -69,7 +70,8 @@ double saved_by_layer(const Case& c) {
   const Arrays a = expected_arrays(c);
   if (p.recompute == Recompute::block) return a.between;
   const double t = real(p.tp), tokens = local_tokens(c), heads = real(m.heads) / t;
-  const double query = a.full * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
+  const double query = a.full * real(m.attended()) / real(m.channels) / t,
+               key = query * real(m.key()) / real(m.attended());
   if (p.recompute == Recompute::op) {
     // torchtitan's policy saves every second matmul: the input; attention and its log-sum-exp; q, v, the first matmul
     // of the feed-forward layer and, if gated, its output projection (the seventh); and the outputs of reduce-scatters.
@@ -87,19 +89,20 @@ double saved_by_layer(const Case& c) {
   else if (p.recompute != Recompute::attention)
     saved += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
   // Feed-forward layer: input and output of GELU; with experts, for all copies of a token.
-  const double copies = m.experts > 0 ? real(m.experts_per_token) : 1;
+  const double copies = m.experts.count > 0 ? real(m.experts.per_token) : 1;
   const double wide = 2 * tokens * copies * real(m.hidden()) / t;
   const bool activation_again = norms_again || p.recompute == Recompute::activation;
   saved += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
-  if (m.experts > 0) saved += 2 * copies * a.full;  // dispatched and combined
+  if (m.experts.count > 0) saved += 2 * copies * a.full;  // dispatched and combined
   return saved;
 }
 
 double saved_for_weight_pass(const Case& c) {
   const ModelShape& m = c.model;
   const Arrays a = expected_arrays(c);
-  const double t = real(c.layout.plan.tp), copies = m.experts > 0 ? real(m.experts_per_token) : 1,
-               query = a.full * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query()),
+  const double t = real(c.layout.plan.tp), copies = m.experts.count > 0 ? real(m.experts.per_token) : 1,
+               query = a.full * real(m.attended()) / real(m.channels) / t,
+               key = query * real(m.key()) / real(m.attended()),
                wide = 2 * local_tokens(c) * copies * real(m.hidden()) / t;
   // With sequence parallelism Tessera saves the gathered input; others gather it again.
   const double outside = c.software.name == "tessera" ? a.full : a.between;
@@ -184,7 +187,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
 
 std::optional<TrainConfig> own_job(const Case& c) {
   const Software& s = c.software;
-  if (s.name != "tessera" || c.model.layers > kMaxLayers || c.model.gated != (c.model.positions == Positions::rope))
+  if (s.name != "tessera" || c.model.layers > kMaxLayers || c.model.gated != (c.model.encoding == Positions::rope))
     return {};
   for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
     for (const DType grad : {DType::float32, DType::bfloat16})
@@ -194,7 +197,7 @@ std::optional<TrainConfig> own_job(const Case& c) {
         if (own.parameter_bytes != s.parameter_bytes || own.gradient_bytes != s.gradient_bytes ||
             own.state_bytes != s.state_bytes)
           continue;
-        TrainConfig job{.model = to_model_config(c.model),
+        TrainConfig job{.model = c.model.config(),
                         .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
                         .plan = c.layout.plan};
         job.model.dropout = s.dropout ? 0.1 : 0;

@@ -56,7 +56,7 @@ double update_s(const Case& c, double held) {
 double model_flops_of_token(const ModelShape& m) {
   const double idle = parameters(m) - active_parameters(m);
   const double matrices = real(m.layers) * layer_parameters(m) - idle + real(m.vocab) * real(m.channels);
-  return 6 * matrices + 12 * real(m.layers) * real(m.query()) * m.keys();
+  return 6 * matrices + 12 * real(m.layers) * real(m.attended()) * m.keys();
 }
 
 void set_rates(const Case& c, const StageTime& all, Prediction& out) {

@@ -1,6 +1,6 @@
 // Predicts time, communication volume and memory of a training step:
 //
-//   Case c{.model = to_model_shape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
+//   Case c{.model = ModelShape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
 //          .hardware = hardware_named("h100"), .software = software_named("fsdp")};
 //   Prediction p = predict(c);     // p.step_s, p.parts.bubble, p.memory[p.peak_rank].peak(), ...
 #pragma once

@@ -68,7 +68,7 @@ double attention_s(const Case& c, const Task& task) {
     const double times = backward ? kBackward : 1;
     return times * flash_s(h, c.software.attention, task.flops / times, all, d);
   }
-  const double tokens = local_tokens(c), heads = real(c.model.query()) / real(c.layout.plan.tp) / d,
+  const double tokens = local_tokens(c), heads = real(c.model.attended()) / real(c.layout.plan.tp) / d,
                pairs = 2 * tokens * all * heads, batch = heads * tokens / all, times = backward ? 2 : 1,
                passes = times + 1 + (c.software.dropout ? 2.5 : 0);
   const double scores = matmul_s(h, {.rows = all, .columns = all, .inner = d, .count = batch}),

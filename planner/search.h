@@ -1,6 +1,6 @@
-// Searches all layouts that a run accepts (check_layout() of train/config.h) for the fastest plans that fit.
+// Searches all layouts that a run accepts (check_layout() of train/check.h) for the fastest plans that fit.
 //
-//   SearchRequest q{.model = to_model_shape(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8,
+//   SearchRequest q{.model = ModelShape(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8,
 //                   .batch = 256};
 //   q.fixed.tp = 2;
 //   search(q).best.front().layout;     // the fastest that fits

@@ -28,7 +28,7 @@ class Lists {
       const double d = real(m_.head_size());
       add_pair(w, Kernel::norm_forward, Kernel::norm_backward, tokens_ * (q_ + k_) / d, d, 0, 0);
     }
-    if (m_.positions == Positions::rope) {
+    if (m_.encoding == Positions::rope) {
       const double turned = (fused ? 2 : 6) * (query_ + key_);
       add_pair(w, Kernel::rotate, Kernel::rotate, tokens_, q_ + k_, turned, turned);
     }
@@ -37,7 +37,7 @@ class Lists {
     add_joining(w);
     add_pair(w, Kernel::add_norm_forward, Kernel::add_norm_backward, own_rows_, h_, norm + residual,
              norm_back + residual_back);
-    const double here = m_.experts > 0 ? std::max(1.0, real(m_.experts) / real(c_.layout.ep)) : 1;
+    const double here = m_.experts.count > 0 ? std::max(1.0, real(m_.experts.count) / real(c_.layout.ep)) : 1;
     add_product(w, rows_ / here, h_, (gated ? 2 : 1) * f_, here, s_.fp8);
     // GELU: F -> F, SwiGLU: 2 F -> F; backward also reads the output gradient and writes the input gradient.
     add_pair(w, gated ? Kernel::swiglu_forward : Kernel::gelu_forward,
@@ -48,8 +48,8 @@ class Lists {
     w.input.tasks.push_back({.bytes = residual_back});
     // Biases are fused into matmul epilogues or passes; each bias gradient is a separate pass.
     if (!gated) w.input.tasks.push_back({.bytes = query_ + 2 * key_ + 2 * u + f});
-    if (m_.experts > 0) {  // dispatch and combine: Lepikhin et al. 2020, GShard
-      add_product(w, tokens_, h_, real(m_.experts), 1, s_.fp8);
+    if (m_.experts.count > 0) {  // dispatch and combine: Lepikhin et al. 2020, GShard
+      add_product(w, tokens_, h_, real(m_.experts.count), 1, s_.fp8);
       add_pass(w, 4 * 2 * rows_ * h_, 4 * 2 * rows_ * h_);
       if (c_.layout.ep > 1)
         for (Pass* pass : {&w.forward, &w.input})
@@ -67,7 +67,7 @@ class Lists {
     w.forward.tasks.push_back({.kernel = Kernel::lookup_forward, .rows = tokens_, .columns = h_, .bytes = 2 * array});
     w.weight.tasks.push_back(
         {.kernel = Kernel::lookup_backward, .rows = v_ * h_, .columns = tokens_ / v_, .bytes = 4 * array});
-    if (m_.positions == Positions::learned) {
+    if (m_.encoding == Positions::learned) {
       const double context = real(m_.context);
       w.forward.tasks.push_back({.kernel = Kernel::lookup_forward, .rows = rows, .columns = h_});
       w.forward.tasks.push_back({.kernel = Kernel::add, .rows = tokens_, .columns = h_, .bytes = 2 * array});
@@ -229,11 +229,11 @@ class Lists {
   double element_ = tessera_ ? s_.parameter_bytes : 2;
   double t_ = real(p_.tp), tokens_ = local_tokens(c_), own_rows_ = p_.sp ? tokens_ / t_ : tokens_;
   // Model channels; local channels of q, k and the feed-forward layer; local vocabulary.
-  double h_ = real(m_.channels), q_ = real(m_.query()) / t_;
+  double h_ = real(m_.channels), q_ = real(m_.attended()) / t_;
   double k_ = real(m_.key()) / std::min(t_, real(m_.key_heads()));  // with more ranks than heads, heads are replicated
   double f_ = real(m_.hidden()) / t_, v_ = real(m_.vocab) / t_;
   // Local tokens of a feed-forward layer; with experts, routed copies.
-  double rows_ = tokens_ * (m_.experts > 0 ? real(m_.experts_per_token) : 1);
+  double rows_ = tokens_ * (m_.experts.count > 0 ? real(m_.experts.per_token) : 1);
   // Bytes of arrays: between blocks, q, k, hidden activations.
   double between_ = 2 * tokens_ * h_ / (p_.sp ? t_ : 1), query_ = 2 * tokens_ * q_, key_ = 2 * tokens_ * k_;
   double wide_ = 2 * rows_ * f_, full_ = element_ * tokens_ * h_;

@@ -12,7 +12,7 @@
 
 #include "data/dataset.h"
 #include "models/stages.h"
-#include "train/step.h"
+#include "train/step_graph.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 // command line reads nothing else.
 //
 //   TrainConfig config{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
-//   check(config);
+//   check(config);  // train/check.h
 //   launch(launch_options(config.plan), [&](Communicator& world) {
 //     Trainer trainer(config, synthetic_sequences(64, config.model.context, 8, 1), world);
 //     for (int i = 0; i < 10; ++i) trainer.step();
@@ -88,16 +88,6 @@ struct TrainConfig {
   std::string preset = "gpt-nano";    // the named sizes that `model` extends
   std::optional<int64_t> ranks = {};  // the requested number of ranks, if any
 };
-
-// Throws FieldError for invalid model sizes, or if `microbatches` does not divide the batch.
-void check_sizes(const TrainConfig& job);
-// Throws FieldError if this process cannot start or join `ranks` ranks of the plan's backend.
-void check_backend(const Plan& plan, int64_t ranks);
-// Throws FieldError if the plan does not divide the batch, the heads or the tokens.
-void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// Runs every check of a configuration, including those of this machine's devices. Memory is checked by
-// memory_refusal() (train/memory.h). `traced`: the step's actions are traced.
-void check(const TrainConfig& job, bool traced = false);
 
 // Whether any checkpoint before the last one is written in the background from a copy.
 bool saves_in_background(const TrainConfig& config);

@@ -244,11 +244,9 @@ class DryRunRank final : public BatchSource {
     DataOptions data = data_options(lone);
     if (job.plan.ep > 1) data.experts = edp_.get();
     if (auto* const diloco = std::get_if<DilocoOptions>(&data.strategy)) diloco->context = cp_.get();
-    return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
+    return {.plan = job.plan,
+            .schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
             .layers = std::move(layers),
-            .cp_mode = job.plan.cp_mode,
-            .sp = job.plan.sp,
-            .tie_copies = job.plan.tie_copies,
             .data = data,
             .sequences = sizes_.sequences,
             .arena = arena_};

@@ -37,12 +37,12 @@ std::vector<int64_t> unit_fragments(LanguageModel& model, int64_t fragments) {
 ModelPart::ModelPart(LanguageModel& full, const ModelFactory& make, const Axes& axes, Options o)
     : schedule_(std::move(o.schedule)),
       layers_(o.layers.empty() ? split_layers(full, schedule_.stages) : std::move(o.layers)),
-      model_(build_model(make, with_copies(full.config, o.tie_copies || schedule_.stages > 1))) {
+      model_(build_model(make, with_copies(full.config, o.plan.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
   if (auto* const diloco = std::get_if<DilocoOptions>(&o.data.strategy))
     diloco->fragments = unit_fragments(*model_, diloco->sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
-  const int64_t shards = o.sp ? axes.tp.size() : 1, tokens = full.config.context / axes.cp.size() / shards;
+  const int64_t shards = o.plan.sp ? axes.tp.size() : 1, tokens = full.config.context / axes.cp.size() / shards;
   stages_ =
       std::make_unique<ModelStages>(*model_, *strategy_,
                                     ModelStages::Options{.layers = layers_,
@@ -57,11 +57,11 @@ ModelPart::ModelPart(LanguageModel& full, const ModelFactory& make, const Axes& 
 void ModelPart::cut(const Axes& axes, const Options& o) {
   Communicator& cp = axes.cp;
   const int64_t context = model_->config.context;
-  if (cp.size() > 1) positions_ = context_positions(context, cp.size(), cp.rank(), sequence_partition(o.cp_mode));
+  if (cp.size() > 1) positions_ = context_positions(context, cp.size(), cp.rank(), sequence_partition(o.plan.cp_mode));
   model_->place({.tp = &axes.tp,
-                 .between = o.sp ? S(1, context / cp.size()) : I,
+                 .between = o.plan.sp ? S(1, context / cp.size()) : I,
                  .cp = &cp,
-                 .cp_mode = o.cp_mode,
+                 .cp_mode = o.plan.cp_mode,
                  .ep = axes.ep});
   retain_stages(*model_, layers_, [&, rank = axes.pp.rank()](int stage) {
     return schedule_.rank_of_stage[static_cast<size_t>(stage)] == rank;

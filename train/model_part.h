@@ -10,6 +10,7 @@
 #include "models/stages.h"
 #include "parallel/data_step.h"
 #include "parallel/pipeline/runtime.h"
+#include "train/plan.h"
 
 namespace tessera {
 
@@ -20,11 +21,9 @@ class ModelPart {
     Communicator* ep = nullptr;  // expert-parallel group of `data`; requires DataOptions::experts
   };
   struct Options {
+    const Plan& plan;
     Schedule schedule;               // for the pp ranks, before lowering
     std::vector<Range> layers = {};  // by stage; empty: split_layers()
-    ContextMode cp_mode = ContextMode::ring;
-    bool sp = false;
-    bool tie_copies = false;  // even if both uses are in one stage
     DataOptions data = {};
     int64_t sequences = 1;  // local sequences per micro-batch
     ArenaPtr arena = {};

@@ -2,7 +2,7 @@
 // under every plan.
 //
 //   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
-//   check(plan);                                        // throws FieldError naming the invalid field
+//   check(plan);                                        // train/check.h: throws FieldError naming the field
 //   plan_from_json(to_json(plan)) == plan;              // {"pp": 2, "dp": 2, ..., "schedule": "zb-h1", ...}
 //   to_text(plan) == "pp=2 dp=2 tp=2 zero=1 schedule=zb-h1 microbatches=8";
 #pragma once
@@ -97,9 +97,6 @@ constexpr const auto& value_names(DType) { return kFloatNames; }
 Settings field_descriptors(Plan& plan);
 // The fields that differ from `other`: "dp=2 zero=3".
 std::string difference(Plan plan, Plan other);
-
-// Throws FieldError if the plan is invalid for every model. check() of train/config.h also checks model and batch.
-void check(const Plan& plan);
 
 // Omits empty file names.
 std::string to_json(const Plan& plan);

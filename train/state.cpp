@@ -62,10 +62,8 @@ ModelPart::Options TrainState::part_options(Trace* trace) {
   }
   if (p.offload == Offload::parameters)
     std::get<ZeroOptions>(data.strategy).shard_arena = offload_arena(p.device);  // which requires stage 3
-  return {.schedule = make_schedule(p),
-          .cp_mode = p.cp_mode,
-          .sp = p.sp,
-          .tie_copies = p.tie_copies,
+  return {.plan = p,
+          .schedule = make_schedule(p),
           .data = data,
           .sequences = job.optim.batch / (p.dp * p.microbatches),
           .arena = arena,

@@ -18,7 +18,7 @@
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 #include "tensor/ops/elementwise.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/device.h"
 #include "train/dump.h"
 #include "train/evaluate.h"

@@ -23,8 +23,8 @@ class Trainer {
   ~Trainer();
 
   // One update. Throws Error (not_finite) on every rank, before updating anything, if the loss or the gradient norm is
-  // not finite. On GPUs, one rank or several over NCCL run as train/step.h describes; results for one rank stay bitwise
-  // identical.
+  // not finite. On GPUs, one rank or several over NCCL run as train/step_graph.h describes; results for one rank stay
+  // bitwise identical.
   StepReport step(StepRequest request = StepRequest::none);
   // The two halves of step(); between them strategy().shards() has the gradients.
   StepReport compute_gradients(StepRequest request = StepRequest::none);

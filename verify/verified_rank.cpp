@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tensor/ops/matmul/cuda/gemm.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/device.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
+#include "train/check.h"
 #include "verify/comparison.h"
 #include "verify/tolerance.h"
 #include "verify/verified_rank.h"

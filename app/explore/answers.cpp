@@ -27,7 +27,7 @@ using Ordered = nlohmann::ordered_json;
 planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, got '{}'", preset_names(), name));
-  planner::ModelShape m = planner::to_model_shape(*config);
+  planner::ModelShape m(*config);
   if (m.vocab == 0) m.vocab = default_vocab(name);
   m.kv_heads = m.key_heads(), m.head_dim = m.head_size(), m.ffn = m.hidden();
   return m;

@@ -19,6 +19,7 @@
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/prices.h"
+#include "train/check.h"
 
 namespace tessera {
 
@@ -59,7 +60,7 @@ planner::ModelShape make_model_shape(const PlanOptions& o, const TrainConfig& co
   job.plan.microbatches = 1;
   check_sizes(job);
   if (job.model.vocab == 0) job.model.vocab = default_vocab(config.preset);
-  return planner::to_model_shape(job.model);
+  return planner::ModelShape(job.model);
 }
 
 int64_t rank_count(const PlanOptions& o) {
@@ -219,7 +220,7 @@ std::optional<double> predicted_step(const planner::Machine& machine, const Trai
       o.document_mask || (o.optimizer != OptimizerKind::adam && o.optimizer != OptimizerKind::adamw) ||
       p.shard_ranks > 0 || o.dtype == DType::float64 || o.state_dtype != DType::float32)
     return {};
-  const planner::Case c{.model = planner::to_model_shape(job.model),
+  const planner::Case c{.model = planner::ModelShape(job.model),
                         .layout = {.plan = p, .sequences = o.batch / (p.dp * p.microbatches)},
                         .software = planner::own_software(o.dtype, p.grad_dtype)};
   if (!planner::has_measured_times(c)) return {};

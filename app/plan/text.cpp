@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "app/default_job.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "app/resolve.h"
@@ -56,9 +57,9 @@ std::string step_text(const planner::Prediction& p) {
 std::string request_text(const PlanQuestion& asked) {
   const planner::SearchRequest& q = asked.question;
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
-  const std::string active =
-      q.model.experts > 0 ? fmt::format(", {:.2f} billion active per token", planner::active_parameters(q.model) / 1e9)
-                          : "";
+  const std::string active = q.model.experts.count > 0 ? fmt::format(", {:.2f} billion active per token",
+                                                                     planner::active_parameters(q.model) / 1e9)
+                                                       : "";
   return fmt::format(
       "{}: {:.2f} billion parameters{}, {} layers, context {}, vocabulary {}\n{} rank{} on {}, {:.1f} GB each, {} per "
       "node; {} sequences per step = {:.4g} million tokens; software {}, {} attention\n",
@@ -115,7 +116,8 @@ std::string model_args(const planner::ModelShape& m) {
                   m.gated ? "llama" : "gpt2", m.layers, m.channels, m.heads, m.hidden(), m.vocab, m.context);
   if (m.key_heads() != m.heads) out += fmt::format(" --kv-heads {}", m.key_heads());
   if (m.head_dim > 0) out += fmt::format(" --head-dim {}", m.head_dim);
-  if (m.experts > 0) out += fmt::format(" --experts {} --experts-per-token {}", m.experts, m.experts_per_token);
+  if (m.experts.count > 0)
+    out += fmt::format(" --experts {} --experts-per-token {}", m.experts.count, m.experts.per_token);
   return out + (m.tied ? "" : " --untied");
 }
 

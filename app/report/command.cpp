@@ -15,6 +15,7 @@
 #include "app/resolve.h"
 #include "app/trace/timeline.h"
 #include "data/shards.h"
+#include "train/check.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 

@@ -15,7 +15,7 @@
 #include "app/report/report.h"
 #include "app/train/output.h"
 #include "base/json.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera::report {
 namespace fs = std::filesystem;

@@ -11,11 +11,16 @@
 #include <thread>
 #include <vector>
 
+#include "app/dataset.h"
+#include "app/default_job.h"
+#include "app/plan/plan.h"
 #include "app/plan_json.h"
 #include "app/resolve.h"
+#include "app/train/text_sample.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
+#include "train/step_graph.h"
 
 namespace tessera {
 
@@ -68,8 +73,7 @@ std::string vocab_hint(const TrainConfig& s, int64_t vocab) {
       vocab, row, (vocab + round - 1) / round * round);
 }
 
-}  // namespace
-
+// "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
 std::string describe_model(const TrainConfig& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   const int64_t shared = c.all_heads().key;
@@ -79,6 +83,37 @@ std::string describe_model(const TrainConfig& o, LanguageModel& model) {
                      c.channels, c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
                      value_name(o.optim.dtype));
 }
+
+// The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
+double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
+  constexpr int rounds = 6;
+  constexpr int64_t max_n = 8192;
+  int64_t n = arena->device() == Device::cuda ? 128 : 1024;
+  double rate = bench::measure_matmuls(n, rounds, dtype, arena);
+  while (arena->device() == Device::cuda && n < max_n &&
+         rate > bench::matmul_throughput(n, 1e-3))  // too short to be timed accurately
+    rate = bench::measure_matmuls(n *= 2, rounds, dtype, arena);
+  return rate;
+}
+
+// Rows of examples are shorter than the context.
+double flops_per_token(LanguageModel& model, int64_t row) {
+  const ModelConfig& c = model.config;
+  return model.training_flops() - 12 * static_cast<double>(c.layers) * c.keys() *
+                                      static_cast<double>(c.attended() - std::min(c.attended(), row));
+}
+
+std::optional<double> predict_step_time(const TrainCall& call, const ModelConfig& model) {
+  const auto machine = cached_machine_here();
+  const bool regular = !call.dataset.has_examples() && call.command.config.plan.dp_mode != DataMode::ps_async;
+  if (!machine || !regular) return {};  // irregular steps differ in length
+  TrainConfig job = call.command.config;
+  job.model = model;
+  job.plan.threads_per_rank = cpu::threads();
+  return predicted_step(*machine, job);
+}
+
+}  // namespace
 
 TrainOutput::TrainOutput(const TrainCall& call)
     : call_(call),
@@ -163,6 +198,23 @@ void TrainOutput::validated(int64_t step, const Validation& v, const std::string
       fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte){}", step, v.loss, v.bits_per_byte, parts));
 }
 
+TrainOutput::Facts TrainOutput::facts(Run& run, const RunUsage& usage, const ExpertLoad& experts) const {
+  LanguageModel& model = run.trainer().full_model();
+  Trainer* const trainer = run.trainer().synchronous();
+  const int64_t tokens = tokens_per_step(config_, call_.sequences);
+  return {.steps = run.trainer().steps_done(),
+          .tokens_per_step = tokens,
+          .flops_per_token = flops_per_token(model, tokens / config_.optim.batch),
+          .rank_peak_flops = measured_peak_flops(config_.optim.dtype, usage.arena),
+          .strategy = std::string(trainer ? trainer->state().strategy().name() : value_name(DataMode::ps_async)),
+          .usage = usage,
+          .graph = trainer ? trainer->step_record() : StepGraph::Record(),
+          .no_graph = with_options(no_graph_because(config_, options_.trace, call_.dataset.has_examples())),
+          .predicted_s = predict_step_time(call_, model.config),
+          .sample = sample_text(call_, model.config),
+          .experts = experts};
+}
+
 void TrainOutput::summary(const Facts& f, const std::function<void(const std::string& record)>& append) {
   const double rate = median_throughput(tokens_per_s_);
   const bool stepped = !tokens_per_s_.empty();  // false if a resumed run was already complete
@@ -233,17 +285,6 @@ std::string TrainOutput::summary_text(const Facts& f, double rate, double fracti
   if (config_.run.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
   if (!f.sample.empty()) text += fmt::format("\nSample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; generate more text with\n  ./tessera generate {}\n", run, run);
-}
-
-double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
-  constexpr int rounds = 6;
-  constexpr int64_t max_n = 8192;
-  int64_t n = arena->device() == Device::cuda ? 128 : 1024;
-  double rate = bench::measure_matmuls(n, rounds, dtype, arena);
-  while (arena->device() == Device::cuda && n < max_n &&
-         rate > bench::matmul_throughput(n, 1e-3))  // too short to be timed accurately
-    rate = bench::measure_matmuls(n *= 2, rounds, dtype, arena);
-  return rate;
 }
 
 int64_t ranks_at_once(int64_t ranks, int64_t cores, int64_t each) {

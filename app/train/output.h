@@ -9,6 +9,7 @@
 
 #include "app/options.h"
 #include "app/output.h"
+#include "app/train/rank.h"
 #include "train/run/run.h"
 
 namespace tessera {
@@ -16,14 +17,6 @@ namespace tessera {
 inline constexpr size_t kWarmupSteps = 5;
 // Excludes the first kWarmupSteps, in which memory is allocated and kernels are compiled, if there are more steps.
 double median_throughput(std::vector<double> throughputs);
-
-// Read-only and shared by the ranks of a process, except for the run directory, which rank 0 writes.
-struct TrainCall {
-  const TrainCommand& command;
-  const Dataset& dataset;
-  const RunDirectory& directory;
-  const Sequences& sequences;
-};
 
 // Progress and summary for the user, and JSON records (--format json).
 class TrainOutput final : public RunObserver {
@@ -48,6 +41,8 @@ class TrainOutput final : public RunObserver {
     std::string sample = {};
     ExpertLoad experts = {};
   };
+  // Of a complete run; generates the sample and measures the peak.
+  Facts facts(Run& run, const RunUsage& usage, const ExpertLoad& experts) const;
   // Appends the summary's record to metrics.jsonl, and prints it.
   void summary(const Facts& facts, const std::function<void(const std::string& record)>& append);
 
@@ -65,12 +60,6 @@ class TrainOutput final : public RunObserver {
   std::vector<double> times_;
   std::optional<Validation> validation_;  // empty with --no-eval
 };
-
-// "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
-std::string describe_model(const TrainConfig& config, LanguageModel& model);
-
-// The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
-double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
 // Number of thread ranks that run concurrently on `cores` cores or GPUs, `each` per rank.
 int64_t ranks_at_once(int64_t ranks, int64_t cores, int64_t each);

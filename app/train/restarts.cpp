@@ -28,7 +28,7 @@
 #include "base/json.h"
 #include "base/process.h"
 #include "parallel/comm/wait.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 #include "train/run/signals.h"
 
 namespace tessera {

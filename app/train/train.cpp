@@ -1,6 +1,4 @@
 // The command `train`.
-#include "app/train/train.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -8,15 +6,22 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "app/commands.h"
+#include "app/dataset.h"
+#include "app/memory.h"
+#include "app/output.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
+#include "app/train/rank.h"
+#include "data/source.h"
 #include "models/families.h"
 #include "train/dump.h"
 #include "train/run/signals.h"
+#include "train/step_graph.h"
 
 namespace tessera {
 
@@ -42,6 +47,13 @@ Facts run_facts(const Dataset& d, const std::filesystem::path& run) {
                                                              file_checksum(newest->path / "manifest.json"))
                                                : "none");
   return out;
+}
+
+// A resumed run must not describe a model that is far larger than its files.
+void check_resumed(const TrainConfig& config) {
+  if (!config.run.resume) return;
+  const std::filesystem::path run = config.run.out.value();
+  check_described(run / "config.toml", run / "checkpoints", config);
 }
 
 // The data of one process and its ranks. The configuration is completed by the data: epochs become steps.
@@ -73,7 +85,7 @@ Dataset TrainProcess::open_dataset(bool quiet) const {
   tokenizer.end = o.data.end;
   tokenizer.special = o.data.special;
   const std::string folder = names_directory(tokenizer.name) ? tokenizer.name : "";
-  const auto opened = [&] { return open_data(o, tokenizer); };
+  const auto opened = [&] { return open_data(o.data.source, tokenizer, example_options(o)); };
   Dataset dataset = for_option("data", o.data.source, [&] {
     return for_option("tokenizer", folder, [&] { return for_option("val-data", o.data.held.file, opened); });
   });
@@ -180,6 +192,8 @@ int TrainProcess::run_as_rank() {
 }
 
 int TrainProcess::run() {
+  check_resumed(config_);
+  check_example_options(config_.data);
   if (config_.model.lora.rank > 0 && !config_.run.init)
     throw Error("--lora-rank: requires --init, the base model of the adapters");
   if (const std::string& order = config_.plan.replay; !order.empty() && !config_.run.resume)

@@ -394,7 +394,7 @@ constexpr Builtin kTextMethods[] = {
 constexpr Builtin kDictMethods[] = {
     {"get", "dict key default",
      [](const Call& c) -> Value {
-       const Value* const found = find(c.work, *c.at(0).dict(), to_key(c.at(1)));
+       const Value* const found = find_item(c.work, *c.at(0).dict(), to_key(c.at(1)));
        return found ? *found : c.given.size() > 2 ? c.at(2) : None{};
      }},
     {"items", "dict", [](const Call& c) { return pairs(c, Form::view); }},

@@ -82,7 +82,7 @@ int nesting_depth(const Value& v) { return v.sequence() ? v.sequence()->depth : 
 bool is_listed(const Value& v) { return v.sequence() && v.sequence()->form <= Form::tuple; }
 bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::range); }
 
-[[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
+[[noreturn]] void reject_operands(std::string_view operation, const Value& a, const Value& b) {
   bad_input("{} of {} and {} is not supported", operation, type_name(a), type_name(b));
 }
 // Python's Markup escapes strings concatenated with it.
@@ -118,9 +118,9 @@ std::string real_text(double d, bool json) {
   return out;
 }
 
-void write(RenderContext& work, std::string& out, const Value& v, const Style& style, int level = 0) {
+void write_text(RenderContext& work, std::string& out, const Value& v, const Style& style, int level = 0) {
   work.charge(32);
-  const auto below = [&](const Value& one) { write(work, out, one, style, level + 1); };
+  const auto below = [&](const Value& one) { write_text(work, out, one, style, level + 1); };
   const auto all = [&](char open, const auto& items, std::string_view close, const auto& one) {
     const auto line = [&](int levels) {
       if (!style.indent || items.empty()) return;
@@ -194,7 +194,7 @@ bool equal(RenderContext& work, const Value& a, const Value& b) {
   if (a.text()) return *a.text() == *b.text();
   if (const Dict* const x = a.dict(), * const y = b.dict(); x) {
     return x->items.size() == y->items.size() && std::all_of(x->items.begin(), x->items.end(), [&](const auto& pair) {
-             const Value* const other = find(work, *y, pair.first);
+             const Value* const other = find_item(work, *y, pair.first);
              return other && equal(work, pair.second, *other);
            });
   }
@@ -216,12 +216,12 @@ std::partial_ordering order(RenderContext& work, const Value& a, const Value& b)
 
 bool contains(RenderContext& work, const Value& container, const Value& v) {
   if (const std::string* const text = container.text()) {
-    if (!v.text()) refuse("`in`", v, container);
+    if (!v.text()) reject_operands("`in`", v, container);
     work.charge(text->size());
     return text->find(*v.text()) != std::string::npos;
   }
-  if (container.dict() && !v.text()) refuse("`in`", v, container);
-  if (container.dict()) return find(work, *container.dict(), *v.text()) != nullptr;
+  if (container.dict() && !v.text()) reject_operands("`in`", v, container);
+  if (container.dict()) return find_item(work, *container.dict(), *v.text()) != nullptr;
   const Values items = to_items(work, container);
   return std::any_of(items.begin(), items.end(), [&](const Value& one) { return equal(work, one, v); });
 }
@@ -240,7 +240,7 @@ Value make_dict(RenderContext& work, const Pairs& items) {
   int below = 0;
   for (const auto& [key, value] : items) {
     below = std::max(below, nesting_depth(value));
-    if (const Value* const found = find(work, out, key))
+    if (const Value* const found = find_item(work, out, key))
       const_cast<Value&>(*found) = value;
     else
       out.items.emplace_back(key, value);
@@ -276,7 +276,7 @@ std::optional<double> number(const Value& v) {
   return v.is<double>() ? std::optional(*v.as<double>()) : std::nullopt;
 }
 
-const Value* find(RenderContext& work, const Dict& dict, const std::string& key) {
+const Value* find_item(RenderContext& work, const Dict& dict, const std::string& key) {
   work.charge(16 * dict.items.size());
   const auto found = std::ranges::find(dict.items, key, &Pairs::value_type::first);
   return found == dict.items.end() ? nullptr : &found->second;
@@ -301,7 +301,7 @@ std::string printed(RenderContext& work, const Value& v) {
 
 std::string written(RenderContext& work, const Value& v, const Style& style) {
   std::string out;
-  write(work, out, v, style);
+  write_text(work, out, v, style);
   return out;
 }
 
@@ -328,7 +328,7 @@ Value item(RenderContext& work, const Value& of, const Value& key) {
   if (const Undefined* const u = of.as<Undefined>())
     bad_input("{} is undefined", u->name ? "'" + u->name->substr(0, 60) + "'" : "a value");
   if (of.dict()) {
-    const Value* const found = key.text() ? find(work, *of.dict(), *key.text()) : nullptr;
+    const Value* const found = key.text() ? find_item(work, *of.dict(), *key.text()) : nullptr;
     return found ? *found : missing;
   }
   const auto index = integer(key);
@@ -389,7 +389,7 @@ Value loop_attribute(const Values& items, size_t at, const std::string& name) {
 
 Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step) {
   item(work, of, None{});  // throws if undefined
-  if (!is_indexed(of)) refuse("a slice", of, from);
+  if (!is_indexed(of)) reject_operands("a slice", of, from);
   const Values items = to_items(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
     if (!v.is<None>() && !integer(v)) bad_input("expected an integer in a slice, got {}", type_name(v));
@@ -426,7 +426,7 @@ Value operated(RenderContext& work, std::string_view op, const Value& a, const V
   const auto m = number(a), n = number(b);
   const bool rests = op == "%" || op == "//", exact = integer(a) && integer(b);
   const std::string what = fmt::format("the operator {}", op);
-  if (!m || !n) refuse(what, a, b);
+  if (!m || !n) reject_operands(what, a, b);
   if (rests && !exact) throw InputError(what + " is supported only for integers");
   if (*n == 0 && (rests || op == "/")) throw InputError("division by zero");
   if (exact && op != "/") return of_integers(op, *integer(a), *integer(b));

@@ -108,7 +108,7 @@ Value make_dict(RenderContext& work, const Pairs& items);
 std::string_view type_name(const Value& v);
 bool truth(const Value& v);
 bool compare(RenderContext& work, std::string_view op, const Value& a, const Value& b);  // ==, <, in, "not in", ...
-const Value* find(RenderContext& work, const Dict& dict, const std::string& key);
+const Value* find_item(RenderContext& work, const Dict& dict, const std::string& key);
 const std::string& to_key(const Value& v);       // throws InputError unless it is a string
 std::optional<int64_t> integer(const Value& v);  // also of booleans
 std::optional<double> number(const Value& v);    // also of integers and booleans

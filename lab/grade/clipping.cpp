@@ -12,6 +12,7 @@
 #include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
+#include "train/check.h"
 #include "train/trainer.h"
 
 namespace tessera::lab {

@@ -11,7 +11,7 @@
 #include "data/tokenizer/described.h"
 #include "tests/app/program.h"
 #include "tests/support/direct_loss.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera {
 

@@ -17,7 +17,7 @@
 #include "tests/app/program.h"
 #include "tests/data/support.h"
 #include "tests/support/no_locks.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera {
 

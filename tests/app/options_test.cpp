@@ -14,13 +14,18 @@
 #include <tuple>
 #include <vector>
 
+#include "app/dataset.h"
+#include "app/default_job.h"
+#include "app/memory.h"
+#include "app/pretrained.h"
 #include "app/resolve.h"
-#include "app/run/pretrained.h"
-#include "app/train/train.h"
+#include "app/train/rank.h"
+#include "app/train/text_sample.h"
 #include "base/utf8.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/support/gpu.h"
+#include "train/check.h"
 #include "train/device.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 #include "tests/fuzz/target.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera::fuzz {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tests/fuzz/target.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera::fuzz {
 

@@ -152,7 +152,7 @@ TEST(Puzzles, BuiltInOutputSolvesNoInstance) {
         if (!tasks.insert(task.instance).second) continue;
         std::vector<std::string>& of = plans[{ranks, context}];
         if (of.empty()) {
-          planner::SearchRequest q{planner::to_model_shape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
+          planner::SearchRequest q{planner::ModelShape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
                                    planner::software_named("tessera"), 8, ranks};
           q.model.context = context;
           for (planner::Candidate& c : planner::search(q).best) {

@@ -136,7 +136,7 @@ TEST(SharedCores, OneCoreHasNoIdleTime) {
 }
 
 Prediction on(const std::shared_ptr<const Machine>& machine, const Plan& plan) {
-  Case c{.model = to_model_shape(*preset("gpt-nano")),
+  Case c{.model = ModelShape(*preset("gpt-nano")),
          .layout = {.plan = plan, .sequences = 8 / (plan.dp * plan.microbatches)},
          .hardware = find_hardware(machine, DType::float32),
          .software = own_software(DType::float32, DType::float32)};

@@ -29,10 +29,11 @@ Case random_case(uint64_t trial) {
   test::Sampler d("cases", trial);
   const bool llama = d.between(0, 1) == 1;
   Case c{.hardware = hardware_named("laptop")};
-  c.model = {
-      .layers = d.between(2, 7), .channels = 32, .heads = 4, .gated = llama, .vocab = d.between(40, 70), .context = 16};
-  c.model.tied = d.between(0, 1) == 1;
-  c.model.positions = llama ? Positions::rope : Positions::learned;
+  ModelConfig sizes{.family = llama ? Family::llama : Family::gpt2};
+  sizes.layers = d.between(2, 7), sizes.channels = 32, sizes.heads = 4;
+  sizes.vocab = d.between(40, 70), sizes.context = 16;
+  sizes.tied = d.between(0, 1) == 1;
+  c.model = ModelShape(sizes);
   Plan& p = c.layout.plan;
   p = {.pp = d.between(1, 2), .dp = d.between(1, 2), .cp = d.between(1, 2), .tp = d.of<int64_t>({1, 2})};
   p.sp = p.tp > 1 && d.between(0, 1) == 1;
@@ -86,10 +87,10 @@ Case large(uint64_t trial) {
   test::Sampler d("large", trial);
   const bool llama = d.between(0, 3) > 0;
   Case c{.hardware = hardware_named("h100")};
-  c.model = to_model_shape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
+  c.model = ModelShape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
   c.model.context = d.of<int64_t>({1024, 4096});
   c.model.vocab = d.of<int64_t>({32000, 50304, 128256});
-  if (!llama) c.model.context = c.model.position_rows = 1024;
+  if (!llama) c.model.context = c.model.positions = 1024;
   Plan& p = c.layout.plan;
   p = {.pp = d.of<int64_t>({1, 2, 4, 8}), .dp = d.of<int64_t>({1, 2}), .cp = d.of<int64_t>({1, 1, 2})};
   p.tp = llama ? d.of<int64_t>({1, 1, 2, 4}) : 1;
@@ -129,22 +130,24 @@ TEST(TesseraRuns, PredictedMemoryApproximatesDryRun) {
 // bench/gpu_parts.py on one rank, layouts of its part `strategies` for the first model on two ranks that share the GPU.
 // Attention: cuDNN; ring attention uses the same amount.
 ModelShape gpt(int64_t layers, int64_t heads, int64_t channels, int64_t context) {
-  return {.layers = layers, .channels = channels, .heads = heads, .vocab = 50304, .context = context};
+  return ModelShape({.layers = layers, .heads = heads, .channels = channels, .context = context, .vocab = 50304});
 }
 
 ModelShape llama(int64_t layers, int64_t heads, int64_t channels, int64_t kv_heads, int64_t ffn) {
-  ModelShape m = gpt(layers, heads, channels, 1024);
-  m.kv_heads = kv_heads;
-  m.ffn = ffn;
-  m.gated = true;
-  m.positions = Positions::rope;
-  m.tied = false;
-  return m;
+  return ModelShape({.family = Family::llama,
+                     .layers = layers,
+                     .heads = heads,
+                     .channels = channels,
+                     .context = 1024,
+                     .vocab = 50304,
+                     .tied = false,
+                     .kv_heads = kv_heads,
+                     .ffn = ffn});
 }
 
 ModelShape with_experts(ModelShape m) {
-  m.experts = 8;
-  m.experts_per_token = 2;
+  m.experts.count = 8;
+  m.experts.per_token = 2;
   return m;
 }
 

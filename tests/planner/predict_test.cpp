@@ -14,12 +14,13 @@
 #include "planner/work.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
+#include "train/check.h"
 
 namespace tessera::planner {
 namespace {
 
 Case make_case(const char* model, const char* hardware, const char* software) {
-  return {.model = to_model_shape(preset(model).value()),
+  return {.model = ModelShape(preset(model).value()),
           .hardware = hardware_named(hardware),
           .software = software_named(software)};
 }
@@ -48,17 +49,11 @@ Case random_case(uint64_t trial) {
          .software = software_named(std::vector{"megatron", "deepspeed", "fsdp"}[random.below(3, at++)])};
   if (!c.hardware.attention.contains(c.software.attention)) c.software.attention = "unfused";
   const bool gated = of({0, 1}) == 1;
-  c.model = {.layers = of({16, 32, 48}),
-             .channels = of({2048, 4096, 8192}),
-             .heads = 32,
-             .kv_heads = of({8, 32}),
-             .experts = of({0, 0, 8}),
-             .experts_per_token = 2,
-             .gated = gated,
-             .vocab = of({32000, 128256}),
-             .context = of({1024, 4096}),
-             .tied = of({0, 1}) == 1,
-             .positions = gated ? Positions::rope : Positions::learned};
+  ModelShape& m = c.model;
+  m.layers = of({16, 32, 48}), m.channels = of({2048, 4096, 8192}), m.heads = 32, m.kv_heads = of({8, 32});
+  m.experts.count = of({0, 0, 8}), m.experts.per_token = 2;
+  m.gated = gated, m.encoding = gated ? Positions::rope : Positions::learned;
+  m.vocab = of({32000, 128256}), m.context = of({1024, 4096}), m.tied = of({0, 1}) == 1;
   Plan& p = c.layout.plan;
   p.dp = of({1, 8, 64}), p.tp = of({1, 2, 8}), p.pp = of({1, 4, 8}), p.cp = of({1, 2});
   p.sp = p.tp > 1 && of({0, 1}) == 1;
@@ -66,9 +61,9 @@ Case random_case(uint64_t trial) {
   p.schedule = static_cast<ScheduleKind>(of({1, 2, 3, 4, 5, 6}));
   p.microbatches = p.pp * of({2, 4, 8});
   p.recompute = static_cast<Recompute>(of({0, 1, 2, 3, 4, 5}));
-  if (c.model.experts > 0 && p.recompute == Recompute::op) p.recompute = Recompute::none;
+  if (c.model.experts.count > 0 && p.recompute == Recompute::op) p.recompute = Recompute::none;
   c.layout.sequences = of({1, 2, 4});
-  if (c.model.experts > 0 && p.dp >= 8) c.layout.ep = of({1, 8});
+  if (c.model.experts.count > 0 && p.dp >= 8) c.layout.ep = of({1, 8});
   return c;
 }
 
@@ -261,7 +256,7 @@ TEST(ClosedForms, ExtrapolationMatchesFullSimulation) {
 
 // GPT-3 with tensor parallelism.
 Case korthikanti(int64_t t, bool sp, Recompute recompute) {
-  Case c{.model = {.layers = 96, .channels = 12288, .heads = 96, .vocab = 51200, .context = 2048},
+  Case c{.model = ModelShape({.layers = 96, .heads = 96, .channels = 12288, .context = 2048, .vocab = 51200}),
          .layout = {.plan = {.tp = t, .sp = sp, .recompute = recompute}, .sequences = 2},
          .hardware = hardware_named("a100-80"),
          .software = software_named("megatron")};
@@ -299,7 +294,7 @@ TEST(ClosedForms, ModelActivationsMatchPaper) {
 
 // Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
 TEST(ClosedForms, ZeroModelStatesMatchPaper) {
-  Case c{.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048},
+  Case c{.model = ModelShape({.layers = 36, .heads = 32, .channels = 4096, .context = 2048, .vocab = 51200}),
          .hardware = hardware_named("a100-40"),
          .software = software_named("deepspeed")};
   c.software.attention = "unfused";
@@ -427,17 +422,17 @@ TEST(ClosedForms, ParameterCountsMatchPublishedModels) {
       {"qwen2.5-7b", 7615616512},    {"mistral-7b", 7241732096},   {"mixtral-8x7b", 46702792704},
       {"qwen3-30b-a3b", 30532122624}};
   for (const auto& [name, expected] : published)
-    EXPECT_EQ(parameters(to_model_shape(preset(name).value())), expected) << name;
+    EXPECT_EQ(parameters(ModelShape(preset(name).value())), expected) << name;
   for (const auto& [name, expected] : {std::pair{"gpt2", 124439808.0},
                                        {"gpt2-medium", 354823168},
                                        {"gpt2-large", 774030080},
                                        {"gpt2-xl", 1557611200}}) {
     ModelConfig config = preset(name).value();
     config.vocab = 50257;
-    EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
+    EXPECT_EQ(parameters(ModelShape(config)), expected) << name;
     config.positions = std::exchange(config.context, 256);  // the position table is not truncated
-    EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
-    EXPECT_EQ(parameters(to_model_shape(to_model_config(to_model_shape(config)))), expected) << name;
+    EXPECT_EQ(parameters(ModelShape(config)), expected) << name;
+    EXPECT_EQ(parameters(ModelShape(ModelShape(config).config())), expected) << name;
   }
 }
 

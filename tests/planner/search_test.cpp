@@ -13,6 +13,7 @@
 #include "planner/recommend.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
+#include "train/check.h"
 #include "train/config.h"
 
 namespace tessera::planner {
@@ -20,11 +21,12 @@ namespace {
 
 // A small model on GPUs with little memory, so that some plans do not fit.
 SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
-  SearchRequest q{.model = {.layers = 4, .channels = 512, .heads = 4, .kv_heads = 2, .vocab = 4096, .context = 256},
-                  .hardware = hardware_named("h100"),
-                  .software = software_named("megatron"),
-                  .ranks = ranks,
-                  .batch = batch};
+  SearchRequest q{
+      .model = ModelShape({.layers = 4, .heads = 4, .channels = 512, .context = 256, .vocab = 4096, .kv_heads = 2}),
+      .hardware = hardware_named("h100"),
+      .software = software_named("megatron"),
+      .ranks = ranks,
+      .batch = batch};
   q.hardware.ranks_per_node = 2;
   q.hardware.memory_bytes = 0.25e9;
   q.hardware.reserved_bytes = 0;
@@ -32,7 +34,7 @@ SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
 }
 
 SearchRequest on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
-  return {.model = to_model_shape(*preset(model)),
+  return {.model = ModelShape(*preset(model)),
           .hardware = hardware_named("h100"),
           .software = software_named(software),
           .ranks = ranks,
@@ -94,7 +96,7 @@ SearchRequest random_request(uint64_t trial) {
   q.model.layers = sample.between(3, 6);
   q.model.context = sample.of({128, 256});
   q.model.gated = sample.between(0, 1) == 1;
-  if (q.model.gated) q.model.positions = Positions::rope;
+  if (q.model.gated) q.model.encoding = Positions::rope;
   q.software = software_named(sample.of({"megatron", "fsdp", "tessera"}));
   q.hardware.memory_bytes = 1e6 * static_cast<double>(sample.between(120, 600));
   if (sample.between(0, 3) == 0) q.fixed.zero = sample.of({ZeroStage::none, ZeroStage::two});

@@ -19,6 +19,7 @@
 #include "tests/support/tensors.h"
 #include "tests/train/support.h"
 #include "train/async/trainer.h"
+#include "train/check.h"
 
 namespace tessera {
 namespace {

@@ -14,6 +14,7 @@
 #include "tests/support/one_thread.h"
 #include "tests/train/support.h"
 #include "train/async/trainer.h"
+#include "train/check.h"
 
 namespace {
 

@@ -11,6 +11,7 @@
 #include "parallel/data_strategy.h"
 #include "tests/support/strategy.h"
 #include "tests/train/support.h"
+#include "train/check.h"
 #include "train/trainer.h"
 
 namespace tessera {

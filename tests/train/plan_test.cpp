@@ -14,6 +14,7 @@
 #include "tests/support/errors.h"
 #include "tests/train/support.h"
 #include "train/async/trainer.h"
+#include "train/check.h"
 #include "train/memory.h"
 #include "train/usage.h"
 

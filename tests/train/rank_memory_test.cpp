@@ -11,7 +11,9 @@
 
 #include "tests/data/support.h"
 #include "tests/train/support.h"
+#include "train/check.h"
 #include "train/memory.h"
+#include "train/memory_refusal.h"
 
 namespace tessera {
 namespace {

@@ -15,6 +15,7 @@
 
 #include "base/files.h"
 #include "base/write_file.h"
+#include "train/check.h"
 #include "train/config_file.h"
 
 namespace tessera {

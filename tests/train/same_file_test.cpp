@@ -15,6 +15,7 @@
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 #include "tests/train/support.h"
+#include "train/check.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/trainer.h"
 
 namespace tessera {

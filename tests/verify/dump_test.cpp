@@ -16,7 +16,7 @@
 #include "tests/support/python.h"
 #include "tests/support/tensors.h"
 #include "tests/verify/draw.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "verify/verify.h"
 
 namespace tessera {

@@ -12,6 +12,7 @@
 
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
+#include "train/memory.h"
 #include "verify/comparison.h"
 #include "verify/tolerance.h"
 

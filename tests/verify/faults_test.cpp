@@ -11,7 +11,7 @@
 #include "models/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/verify/plans.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {

@@ -16,6 +16,7 @@
 #include "data/tokenizer/described.h"
 #include "tests/support/draw.h"
 #include "tests/train/support.h"
+#include "train/check.h"
 #include "verify/verify.h"
 
 namespace tessera {

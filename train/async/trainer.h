@@ -12,7 +12,7 @@
 #include "data/loader.h"
 #include "parallel/async/server.h"
 #include "train/batches.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/config.h"
 
 namespace tessera {

@@ -21,7 +21,7 @@
 #include "models/layout.h"
 #include "models/stages.h"
 #include "parallel/comm/fake_transport.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera {
 

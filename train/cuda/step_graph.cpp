@@ -1,5 +1,7 @@
 // Steps without host synchronization: queueing, capture and launch.
 
+#include "train/step_graph.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,7 +12,6 @@
 #include "optim/grad_norm.h"
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/gpus.h"
-#include "train/step.h"
 
 namespace tessera {
 namespace {

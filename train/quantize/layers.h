@@ -10,7 +10,7 @@
 #include "data/loader.h"
 #include "models/language_model.h"
 #include "tensor/ops/quantize/gptq.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 namespace tessera {
 

@@ -21,7 +21,7 @@
 #include "base/bad_input.h"
 #include "data/safetensors.h"
 #include "train/async/trainer.h"
-#include "train/run/trainer.h"
+#include "train/run/run_trainer.h"
 
 namespace tessera {
 namespace {

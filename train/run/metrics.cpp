@@ -17,7 +17,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/write_file.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "data/dataset.h"
 #include "data/event_file.h"
-#include "train/step.h"
+#include "train/step_report.h"
 
 namespace tessera {
 

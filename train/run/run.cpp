@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/dump.h"
 #include "train/run/signals.h"
 

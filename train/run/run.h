@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "train/run/metrics.h"
-#include "train/run/trainer.h"
+#include "train/run/run_trainer.h"
 
 namespace tessera {
 

@@ -18,8 +18,8 @@
 
 #include "base/error.h"
 #include "train/checkpoint/directory.h"
-#include "train/checkpoint/state.h"
-#include "train/run/trainer.h"
+#include "train/checkpoint/full_state.h"
+#include "train/run/run_trainer.h"
 
 namespace tessera {
 
@@ -30,7 +30,8 @@ class Saver : NotCopied {
   // Incomplete checkpoints are removed.
   ~Saver();
 
-  // Throws Error for values that are not finite and for replicas that differ between ranks (train/checkpoint/state.h).
+  // Throws Error for values that are not finite and for replicas that differ between ranks
+  // (train/checkpoint/full_state.h).
   void begin();
   void poll();
   void finish();

@@ -12,8 +12,8 @@
 
 #include "base/bad_input.h"
 #include "parallel/comm/trace.h"
+#include "train/run/run_trainer.h"
 #include "train/run/saver.h"
-#include "train/run/trainer.h"
 
 namespace tessera {
 namespace {

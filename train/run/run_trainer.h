@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/config_file.h"
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 

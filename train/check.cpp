@@ -1,4 +1,6 @@
-// Rejects invalid plans; the error names the field and the nearest valid value.
+// The checks, by topic; check() runs all of them.
+#include "train/check.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +20,7 @@
 #include "parallel/comm/nccl/transport.h"
 #include "tensor/cuda/gpus.h"
 #include "train/device.h"
-#include "train/step.h"
+#include "train/step_graph.h"
 
 namespace tessera {
 
@@ -349,7 +351,7 @@ void check(const TrainConfig& s, bool traced) {
   check_ranges(p);  // other checks divide by them
   ErrorList found;
   found.check([&] { check_sizes(s); });
-  found.check([&] { check_backend(p, p.ranks()); });
+  found.check([&] { check_backend(p, std::max(s.ranks.value_or(1), p.ranks())); });
   found.check([&] { check_documents(s); });
   found.check([&] { check_float64(s); });
   found.check([&] { check_state_dtype(s); });

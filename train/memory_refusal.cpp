@@ -1,4 +1,6 @@
-// Memory checks before a run, and a search for configurations that need less.
+// The search for configurations that need less memory, and the table of ranks.
+#include "train/memory_refusal.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Run directories and their checkpoints.
-#include "train/run/directory.h"
+#include "train/run/run_directory.h"
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
@@ -23,7 +23,7 @@
 #include "base/json.h"
 #include "base/setting_json.h"
 #include "data/tokenizer.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/config_file.h"
 
 namespace tessera {

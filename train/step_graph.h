@@ -1,4 +1,4 @@
-// Training steps: reports, agreement between ranks, GPU steps without host synchronization.
+// GPU steps without host synchronization, and the agreement of ranks on them.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -8,32 +8,9 @@
 
 #include "parallel/comm/communicator.h"
 #include "train/config.h"
+#include "train/step_report.h"
 
 namespace tessera {
-
-// A rank's request to all ranks: save a checkpoint after the step, or end the run.
-enum class StepRequest : uint8_t { none, save, stop };
-// Requests are summed over ranks; the sum decodes to the strongest.
-inline double encode(StepRequest request) {
-  return request == StepRequest::stop ? 1 << 20 : request == StepRequest::save ? 1 : 0;
-}
-inline StepRequest decode(double votes) {
-  return votes >= encode(StepRequest::stop) ? StepRequest::stop : votes > 0 ? StepRequest::save : StepRequest::none;
-}
-
-struct StepReport {
-  int64_t step = 0;  // completed steps
-  double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
-  StepRequest request = StepRequest::none;  // strongest request of any rank
-};
-
-void set_time(StepReport& report, double seconds, int64_t tokens);
-
-// For display; drops the sign of NaN.
-std::string number_text(double number);
-
-// Throws Error (not_finite) naming `step` if its loss or gradient norm is not finite.
-void check_finite(const StepReport& report, int64_t step);
 
 // Before each step without host synchronization, the ranks agree on its mode by one exchange of flags on the host: a
 // rank whose arena layout no longer matches its graph would queue operations that others replay, and NCCL may require

@@ -1,5 +1,5 @@
 // Slices of full tensors: ownership, gathering on rank 0, and loading.
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -11,9 +11,8 @@
 
 #include "app/options.h"
 #include "hub/gptq_format.h"
-#include "train/checkpoint/state.h"
-#include "train/memory.h"
-#include "train/run/directory.h"
+#include "train/checkpoint/full_state.h"
+#include "train/run/run_directory.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -64,10 +63,6 @@ void record_base(TrainConfig& config);
 std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
 // Prints the notes. With `trains`, throws InputError for adapters that LoraConfig cannot represent.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {}, bool trains = false);
-// False on all ranks of an MPI job except rank 0.
-bool speaks_for_all();
-// One note per line on standard error, if speaks_for_all().
-void say_notes(const std::vector<std::string>& notes);
 
 // The --init model's configuration with an embedding row for each of --add-tokens. Throws as open_pretrained(), and
 // Error (usage) for new tokens with adapters, which do not train embedding rows.
@@ -84,35 +79,5 @@ std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 // Writes the model's sizes into the options. Throws Error (usage) for options with different values. A smaller context
 // is retained: rotary positions have no fixed length, and only the first rows of a position table are read.
 void take_model(TypedOptions& options, const ModelConfig& config);
-
-// Memory checks run before any allocation or output.
-
-// Runs before data are read. Throws Error (usage) as below.
-void check_minimum_memory(const TrainConfig& job);
-// Memory for `ranks` ranks of this host, beginning with rank `first`; `vocab` is used if the job has no vocabulary
-// size; `samples`: a text is generated at the end. GPU ranks are not checked. Prints a table on standard error and
-// throws Error (usage) if memory is insufficient.
-void check_memory_for_training(const TrainConfig& config, bool samples, int64_t vocab, HostMemory here);
-void check_memory_for_verifying(const TrainConfig& job);
-void check_memory_for_inference(const TrainConfig& job);
-// Guards against absurd sizes: throws InputError, naming both files, if the model described by `config` is many times
-// larger than any `model.safetensors` in `folder` or in a checkpoint there. An unknown vocabulary counts as 1.
-void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const TrainConfig& job,
-                     int64_t vocab = 1);
-
-// Shared by `generate`, `evaluate` and `checkpoint quantize`.
-
-struct Inference {
-  Pretrained from;
-  TrainCommand run;  // the equivalent configuration
-  std::unique_ptr<Tokenizer> tokenizer;
-};
-
-// `args` are options of a run; without rank options there is one rank. Prints notes on standard error. Throws Error
-// (usage), InputError, and Error if memory is insufficient.
-Inference open_inference(const std::string& from, const Args& args);
-
-// This rank's shard of the model. `inference` must outlive the trainer.
-std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world);
 
 }  // namespace tessera

@@ -1,0 +1,23 @@
+// Checks of a plan and of a configuration, before anything is allocated: the error names the field and the nearest valid
+// value.
+#pragma once
+#include <cstdint>
+
+#include "train/config.h"
+
+namespace tessera {
+
+// Throws FieldError if the plan is invalid for every model.
+void check(const Plan& plan);
+
+// Throws FieldError for invalid model sizes, or if `microbatches` does not divide the batch.
+void check_sizes(const TrainConfig& job);
+// Throws FieldError if this process cannot start or join `ranks` ranks of the plan's backend.
+void check_backend(const Plan& plan, int64_t ranks);
+// Throws FieldError if the plan does not divide the batch, the heads or the tokens.
+void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
+// Runs every check of a configuration, including those of this machine's devices. Memory is checked by
+// memory_refusal() (train/memory_refusal.h). `traced`: the step's actions are traced.
+void check(const TrainConfig& job, bool traced = false);
+
+}  // namespace tessera
