@@ -532,7 +532,7 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   expect_has(r.out, "generate more text with");
   expect_has(train("--out told --sp").err,
              "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more");
-  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as random bytes
+  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // the output is almost random bytes
   EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
   expect_has(bytes.out, "\\x");
 }
@@ -584,7 +584,8 @@ TEST(SampleText, DropsIncompleteSentences) {
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
   EXPECT_EQ(complete_sentences("x.\n\nThe end!\nThe very"), "The end!");
-  const char* const unchanged = "A long beginning without an end. Yes. and then nothing";  // most of it would be lost
+  const char* const unchanged =
+      "A long beginning without an end. Yes. and then nothing";  // most of the text would be lost
   for (const char* text : {unchanged, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(text), text);
 }
 
