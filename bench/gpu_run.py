@@ -82,8 +82,7 @@ class Runner:
             errors.write(f"\n$ status {status} after {took:.1f} s\n")
         if status in (124, 137) and took >= limit - 0.5:
             if limit < asked:
-                raise Failed("NOT FINISHED", f"stopped after {limit} s, the time that was left of the {asked:g} s requested",
-                             text)
+                raise Failed("NOT FINISHED", f"stopped after {limit} s, the time left of the {asked:g} s requested", text)
             raise Failed("HUNG", f"stopped after {limit} s; its messages are in {os.path.basename(log)}.err", text)
         if status != 0:
             word, how = ("CRASHED", f"signal {status - 128}") if status > 128 else ("FAILED", f"status {status}")
