@@ -369,11 +369,12 @@ TrainConfig on_gpu(const Values& others = {}, int64_t ranks = 1) {
 }
 
 TEST(AttentionChoice, RejectsUnavailableKernels) {
-  const std::string without = "--attention: this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
+  const std::string without =
+      "--attention: this build has no cuDNN; expected --attention own, or a build with -DTESSERA_CUDNN=ON";
   const auto expect = [&](const std::string& args, const std::string& with) {
     EXPECT_EQ(message("train --attention cudnn" + args), kWithCudnn ? with : without);
   };
-  expect("", "--attention: cuDNN kernels require a GPU; expected own, or --device cuda");
+  expect("", "--attention: cuDNN kernels require a GPU; expected --attention own, or --device cuda");
   expect(" --device cuda", "--attention: cuDNN kernels require bf16, got fp32; expected own, got cudnn");
   if (kWithCudnn)
     expect(" --device cuda --dtype bf16 --dropout 0.1",
