@@ -19,7 +19,7 @@
 namespace tessera {
 
 enum class Status {
-  verification = 1,  // a contract check failed
+  verification = 1,  // a verification check failed
   usage = 2,
   communication = 3,  // a rank or its communication failed
   input = 4,

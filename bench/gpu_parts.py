@@ -508,7 +508,7 @@ def table(launches, steps=1):
 
 
 def kernels(bench):
-    """The kernels of one queued step by ncu or, if not permitted, separately timed ops."""
+    """The kernels of one step without a graph by ncu or, if not permitted, separately timed ops."""
     model = bench.models[0]
     for attention in dict.fromkeys((bench.options.attention, "own")):
         if says_kernels(bench, f"attention {attention}", ONE_RANK + ["--attention", attention]):
@@ -535,7 +535,7 @@ def says_kernels(bench, name, args, steps=3):
         bench.say(f"{model}, {name}: {bench.failed(f'{name} by ncu', e)}", "")
         return False
     step = last_step(launches)
-    bench.say(f"{bench.named(model)}, bf16, {name}, {'one queued step' if step else f'one step of {steps}'}, profiled by ncu without clock control",
+    bench.say(f"{bench.named(model)}, bf16, {name}, {'one step without a graph' if step else f'one step of {steps}'}, profiled by ncu without clock control",
               "", *(table(step) if step else table(launches, steps)), "")
     return True
 

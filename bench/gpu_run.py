@@ -3,8 +3,8 @@
 Every program runs under `timeout -k 5 LIMIT`, which kills it and its children even if this process is gone. A Runner may
 have a total time, which limits its programs.
 
-The last record of `tessera train --device cuda --format json` has an object "gpu": attention calls by kernel, steps queued
-or launched as a graph, matmuls with fused epilogue. A throughput measured with kernels other than those in the table would
+The last record of `tessera train --device cuda --format json` has an object "gpu": attention calls by kernel, steps without a
+graph or launched as one, matmuls with fused epilogue. A throughput measured with kernels other than those in the table would
 be misleading: why_refused() compares both, and such a run fails as REFUSED.
 """
 import array
@@ -82,7 +82,7 @@ class Runner:
             errors.write(f"\n$ status {status} after {took:.1f} s\n")
         if status in (124, 137) and took >= limit - 0.5:
             if limit < asked:
-                raise Failed("NOT FINISHED", f"{limit} s were left", text)
+                raise Failed("NOT FINISHED", f"stopped after {limit} s, the time left of the {asked:g} s requested", text)
             raise Failed("HUNG", f"stopped after {limit} s; its messages are in {os.path.basename(log)}.err", text)
         if status != 0:
             word, how = ("CRASHED", f"signal {status - 128}") if status > 128 else ("FAILED", f"status {status}")
@@ -214,7 +214,7 @@ def graph_refused(graph, asked):
         if graph["replays"] == 0 or graph["why_not"]:
             return f"graph: requested on, got {graph['replays']} launches ({graph['why_not'] or 'no reason was reported'})"
         if graph["queued"] > graph["replays"]:  # the throughput is the median over steps
-            return f"graph: requested on, got {graph['queued']} steps queued and {graph['replays']} launched"
+            return f"graph: requested on, got {graph['queued']} steps without a graph and {graph['replays']} graph launches"
     return ""
 
 
@@ -229,7 +229,7 @@ def describe(gpu):
             parts.append(f"attention {direction} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))
         parts += [f"cuDNN refused: {reason}" for reason in gpu["attention"]["refused"]]
         graph = gpu["graph"]
-        parts.append(f"graph {graph['captures']} captured, {graph['replays']} launched, {graph['queued']} queued"
+        parts.append(f"graph {graph['captures']} captured, {graph['replays']} launched, {graph['queued']} steps without"
                      + (f" ({graph['why_not']})" if graph["why_not"] else ""))
         for name, counts in gpu["epilogues"].items():
             parts.append(f"{name.replace('_', ' ')} {counts['fused']} fused, {counts['apart']} separate")

@@ -77,7 +77,7 @@ std::vector<RankRow> collective_rows(const Place& place, Families& families);
 
 std::vector<RankRow> strategy_rows(const Place& place);
 
-// Group `schedule/`: a pipeline step with every schedule, and its bubble, the idle fraction of the mean rank: simulated
+// Group `schedule/`: a pipeline step with every schedule, and its bubble, the mean idle fraction of a rank: simulated
 // with equal times, by a formula if known, simulated with measured times, and measured if each rank has a core.
 //
 //   schedule/zb-h1/4/8    schedule, single-threaded ranks, micro-batches of 2 sequences; relative to one rank

@@ -244,7 +244,7 @@ class RowReader {
  private:
   using Shape = Example::Shape;
   struct Known {
-    std::array<const char*, 2> keys;  // that identify the shape
+    std::array<const char*, 2> keys;  // identify the shape
     Shape shape;
     void (RowReader::*read)();
   };

@@ -1,6 +1,6 @@
 // GPT-2 checkpoints of llm.c (github.com/karpathy/llm.c, train_gpt2.py): a header of 256 int32 (magic number, version,
-// context, vocabulary, layers, heads, channels, rows of the padded token embedding, ...), then the tensors, each kind
-// for all layers, with weights as (out, in).
+// context, vocabulary, layers, heads, channels, rows of the padded token embedding, ...), then the tensors, each
+// parameter for all layers, with weights as (out, in).
 #pragma once
 #include <filesystem>
 #include <map>

@@ -224,8 +224,8 @@ std::vector<int64_t> layer_range(const Case& c, const std::optional<TrainConfig>
 Bytes described_bytes(const Case& c) {
   const Plan& p = c.layout.plan;
   const std::vector<int> rank_of_stage = rank_of_stages(p);
-  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // of the mean rank
-  Bytes arrays, counts, out;  // bytes per transfer and transfers of the mean rank
+  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // mean over ranks
+  Bytes arrays, counts, out;  // bytes per transfer; mean transfers per rank
   const auto add = [&](const Sent& s, double count) {
     const double n = real(s.axis.ranks), fraction = s.exchange == Exchange::send ? 1 : (n - 1) / n;
     const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);
@@ -243,7 +243,7 @@ Bytes described_bytes(const Case& c) {
     for (size_t s = 1; s < rank_of_stage.size(); ++s) boundaries += rank_of_stage[s - 1] != rank_of_stage[s] ? 1 : 0;
     out["pp"]["send"] = 2 * m * boundaries / pp * handed_bytes(c, 2);
   }
-  StageParameters held;  // by the mean rank
+  StageParameters held;  // mean over ranks
   const std::vector<int64_t> split = layers_of_stages(c, std::ssize(rank_of_stage));
   for (size_t i = 0; i < split.size(); ++i) {
     const StageParameters stage = stage_parameters(c, split[i], i == 0, i + 1 == split.size());

@@ -14,9 +14,9 @@ namespace tessera::planner {
 
 struct PipelineTime {
   double seconds = 0;
-  double bubble = 0;                // idle fraction of the mean rank
+  double bubble = 0;                // idle fraction, mean over ranks
   std::vector<double> busy = {};    // seconds per rank
-  std::vector<int> in_flight = {};  // maximum per rank, in stages x micro-batches
+  std::vector<int> in_flight = {};  // maximum (stage, micro-batch) pairs per rank
   std::vector<int> waiting = {};    // maximum between I and W per rank, in the same unit
   int in_flight_last_stage = 1;     // maximum of micro-batches on the last stage
 };

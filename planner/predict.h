@@ -51,7 +51,7 @@ struct Prediction {
   double step_s = 0, fastest_s = 0, slowest_s = 0;
   double tokens_per_s = 0, mfu = 0, hfu = 0, tflops_per_rank = 0;
   Parts parts = {};
-  double bubble = 0;                     // idle fraction of the mean rank
+  double bubble = 0;                     // idle fraction, mean over pipeline ranks
   std::vector<StageTimes> stages = {};   // input of simulate()
   double message_s = 0;                  // between stages, beyond the part included in `stages`
   std::vector<MemoryParts> memory = {};  // per pipeline rank

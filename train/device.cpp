@@ -126,9 +126,10 @@ KernelChoice select_kernels(const Plan& p) {
 void check_attention(const Plan& p) {
   if (p.attention != AttentionKernels::cudnn) return;
   if (!kWithCudnn)
-    throw FieldError("attention", "this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
+    throw FieldError("attention",
+                     "this build has no cuDNN; expected `attention` own, or a build with -DTESSERA_CUDNN=ON");
   if (p.device != Device::cuda)
-    throw FieldError("attention", "cuDNN kernels require a GPU; expected own, or `device` cuda");
+    throw FieldError("attention", "cuDNN kernels require a GPU; expected `attention` own, or `device` cuda");
 }
 
 void check_bfloat16([[maybe_unused]] const TrainConfig& job) {

@@ -27,7 +27,7 @@ void add_axes(Settings& s, Plan& p) {
           Field{.range = {1, 1024}}},
          {"sp", &p.sp, "with `tp`: shard activations between blocks over the tokens (sequence parallelism)"},
          {"tie_copies", &p.tie_copies,
-          "sum the two gradients of a tied weight separately, so that one rank is bitwise identical to a pipeline"}});
+          "accumulate the gradients of a tied weight's two uses separately, so one rank matches a pipeline bitwise"}});
 }
 
 void add_data_axis(Settings& s, Plan& p) {

@@ -94,10 +94,10 @@ void check_losses(VerifyResult& r) {
 // Rounding may change the choice between experts whose logits differ by at most the bound.
 void check_routing(VerifyResult& r) {
   if (r.routing_margin <= r.bound) return;
-  r.failures.push_back(
-      fmt::format("{} tokens were routed to a different expert than on one rank, whose logit is lower by up to {:.3g} "
-                  "of the largest; expected at most {:.3g}",
-                  r.rerouted_tokens, r.routing_margin, r.bound));
+  r.failures.push_back(fmt::format(
+      "{} tokens were routed to a different expert than on one rank; its logit is lower by up to {:.3g} of the "
+      "largest; expected at most {:.3g}",
+      r.rerouted_tokens, r.routing_margin, r.bound));
 }
 
 }  // namespace

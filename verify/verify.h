@@ -69,7 +69,7 @@ struct VerifyResult {
   std::vector<SentBytes> sent, expected_sent;
   std::vector<MemoryByCategory> held, expected_held;   // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations
-  std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages x micro-batches
+  std::vector<int64_t> in_flight, expected_in_flight;  // (stage, micro-batch) pairs by pipeline rank
   std::optional<double> bubble, bubble_formula;        // fraction of the time, with a pipeline
   bool known = true;                                   // false in a process without rank 0
   std::vector<int64_t> wrong_steps;                    // with a value or tensor that fails the comparison

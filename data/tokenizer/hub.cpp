@@ -55,8 +55,7 @@ class Model {
     number_tokens(file.vocab.members, value_at(file.json, "added_tokens"));
     if (d_.byte_level && fallback_set_ &&
         std::find(d_.byte_tokens.begin(), d_.byte_tokens.end(), -1) != d_.byte_tokens.end())
-      fail(
-          "'byte_fallback' and a ByteLevel pre_tokenizer without a token for every byte; expected only one of the two");
+      fail("'byte_fallback' and a ByteLevel pre_tokenizer without a token for every byte; expected only one of these");
     read_merges();
     if (const Json& name = value_at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
       // As in the library, a missing unknown token is an error only when it is needed.

@@ -156,7 +156,7 @@ struct Word {
 
 struct Pair {
   int64_t count = 0;
-  std::vector<int32_t> words;  // that may contain the pair, ascending
+  std::vector<int32_t> words;  // may contain the pair; ascending
 };
 
 // A count, and a pair's key with all bits inverted, so that a heap's top has the highest count, then the smallest pair.

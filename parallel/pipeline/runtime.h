@@ -53,7 +53,7 @@ class PipelineRuntime {
   DeviceScalar step();
 
   const Schedule& schedule() const { return schedule_; }
-  int peak_in_flight() const { return peak_; }  // over all steps; stages x micro-batches, from F to B or W
+  int peak_in_flight() const { return peak_; }  // maximum (stage, micro-batch) pairs between F and B or W
 
  private:
   struct MicrobatchState {

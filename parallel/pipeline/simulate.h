@@ -40,7 +40,7 @@ struct Simulation {
   double makespan = 0;                                 // from the first start, at 0, to the end of the last pass
   std::vector<double> idle = {};                       // of each rank, within the makespan
   std::vector<double> idle_inside = {};                // of each rank, from its first start to its last end
-  std::vector<int> in_flight = {};                     // of each rank, in stages x micro-batches
+  std::vector<int> in_flight = {};                     // of each rank, in (stage, micro-batch) pairs
 
   void sum_up();                   // computes the fields above from the schedule and the actions
   double bubble_fraction() const;  // mean over ranks of idle / makespan

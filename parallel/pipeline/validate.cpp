@@ -193,7 +193,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
       if (!has(PassKind::F)) return lacks(PassKind::F);
       if (has(PassKind::B) && (has(PassKind::I) || has(PassKind::W))) {
         const ActionPlace both{rank, static_cast<size_t>(table[{PassKind::B, stage, i}])};
-        return at(s, both) + "the backward pass is both fused (B) and split (I, W); expected one of the two";
+        return at(s, both) + "the backward pass is both fused (B) and split (I, W); expected B, or I and W";
       }
       if (!has(PassKind::B) && !has(PassKind::I)) return lacks(has(PassKind::W) ? PassKind::I : PassKind::B);
       if (!has(PassKind::B) && !has(PassKind::W)) return lacks(PassKind::W);

@@ -1,4 +1,4 @@
-// ZB-V: ZB-H2's bubble with ZB-H1's memory (Qi et al. 2024, "Pipeline parallelism with controllable memory", section 3;
+// ZB-V: ZB-H2's span with ZB-H1's memory (Qi et al. 2024, "Pipeline parallelism with controllable memory", section 3;
 // "Zero bubble pipeline parallelism", section 6). Each rank has two chunks, with the stages in a V:
 //
 //   rank 0:  stage 0          stage 5      the first and the last stage are on rank 0, so a micro-batch begins its

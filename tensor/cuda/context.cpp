@@ -264,12 +264,11 @@ void IndexChecks::clear() {
   count_ = 0;
 }
 
-// Registered with the GPUs in chunks as the region grows.
-
 namespace {
 
 constexpr int64_t kCapacity = int64_t{1} << 38, kPinnedAtOnce = int64_t{16} << 20;
 
+// Host memory that GPUs access, pinned in chunks as it grows.
 class PinnedRegion final : public Region {
  public:
   PinnedRegion() : Region(Device::cpu) {

@@ -56,7 +56,7 @@ TEST_F(TrainOptionsTest, ConvertsEpochsAndFractionsToSteps) {
   must(model + "--config epochs.toml --steps 1 --no-eval --out one");
   fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], got '101'");
   fails(model + "--warmup 3e", 2, "--warmup: expected an integer");
-  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 training rows: 39 in both
+  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 training rows, 39 in both files
   const auto mixed = must(
       "train --data rows.jsonl=1,few.jsonl=2 --model gpt-nano --layers 1 --channels 16 --context 16 "
       "--batch 4 --tokenizer bytes --threads-per-rank 1 --epochs 1 --no-eval --out mixed");

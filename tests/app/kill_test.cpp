@@ -27,7 +27,7 @@ constexpr uint64_t kKills = 15;  // starting is many times slower here
 constexpr uint64_t kKills = kAllKills;
 #endif
 constexpr uint64_t kAtStart = 5;          // every fifth kill hits the start of the program, the others a save
-constexpr uint64_t kSteps = 16 * kKills;  // more than are completed between kills
+constexpr uint64_t kSteps = 16 * kKills;  // more steps than are completed between kills
 
 class KillTest : public ProgramTest {
  protected:

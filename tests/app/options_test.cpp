@@ -374,11 +374,12 @@ TrainConfig on_gpu(const Values& others = {}, int64_t ranks = 1) {
 }
 
 TEST(AttentionChoice, RejectsUnavailableKernels) {
-  const std::string without = "--attention: this build has no cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
+  const std::string without =
+      "--attention: this build has no cuDNN; expected --attention own, or a build with -DTESSERA_CUDNN=ON";
   const auto expect = [&](const std::string& args, const std::string& with) {
     EXPECT_EQ(message("train --attention cudnn" + args), kWithCudnn ? with : without);
   };
-  expect("", "--attention: cuDNN kernels require a GPU; expected own, or --device cuda");
+  expect("", "--attention: cuDNN kernels require a GPU; expected --attention own, or --device cuda");
   expect(" --device cuda", "--attention: cuDNN kernels require bf16, got fp32; expected own, got cudnn");
   if (kWithCudnn)
     expect(" --device cuda --dtype bf16 --dropout 0.1",
@@ -537,7 +538,7 @@ TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   expect_has(r.out, "generate more text with");
   expect_has(train("--out told --sp").err,
              "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more");
-  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as random bytes
+  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // the output is almost random bytes
   EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
   expect_has(bytes.out, "\\x");
 }
@@ -589,7 +590,8 @@ TEST(SampleText, DropsIncompleteSentences) {
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
   EXPECT_EQ(complete_sentences("x.\n\nThe end!\nThe very"), "The end!");
-  const char* const unchanged = "A long beginning without an end. Yes. and then nothing";  // most of it would be lost
+  const char* const unchanged =
+      "A long beginning without an end. Yes. and then nothing";  // most of the text would be lost
   for (const char* text : {unchanged, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(text), text);
 }
 

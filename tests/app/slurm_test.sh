@@ -81,7 +81,7 @@ block() {
       -e "s#/shared/runs#$work#" -e "s#--tp 4 --dp 2 --device cuda .*\.\.\.#$small#" -e "s#--rank \$SLURM_PROCID \.\.\.#--rank \$SLURM_PROCID $small --out $work/met#"
 }
 
-# batch ARGUMENT...: like sbatch --wait, which polls every ten seconds
+# batch ARGUMENT...: like sbatch --wait, but polls every 0.25 s instead of every ten seconds
 batch() {
   local job state=
   job=$(sbatch --parsable "$@") || return 1

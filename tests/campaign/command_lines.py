@@ -58,7 +58,7 @@ def run_line(lines, line, directory, mpi, limit=30):
         except subprocess.TimeoutExpired:
             target, end = child.pid, time.time() + limit
             while strike[0] == signal.SIGKILL and target == child.pid and child.poll() is None and time.time() < end:
-                if os.path.exists(os.path.join(place, "new", "metrics.jsonl")):  # ranks that found each other
+                if os.path.exists(os.path.join(place, "new", "metrics.jsonl")):  # the ranks have found each other
                     target = ([p for p in inside(place) if is_program(lines.program, p)] or [target])[-1]
                 time.sleep(0.05)
             try:

@@ -118,7 +118,7 @@ def disturbed(program, home, dice, slack):
             time.sleep(moment)
             first.kill()
             first.wait()
-            other = rank(1 - victim)  # may have found the first process, or finds the second
+            other = rank(1 - victim)  # this rank may have found the first process, or finds the second
             time.sleep(dice.random())
             jobs = [other, rank(victim)]
         else:

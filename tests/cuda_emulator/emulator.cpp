@@ -59,8 +59,8 @@ struct Fiber {
 
 struct Warp {
   uint32_t arrived = 0;
-  bool odd = false;              // parity: which of the first two points the next full barrier uses, as in a block
-  std::array<char, 3> points{};  // the last is used by partial barriers
+  bool odd = false;              // whether the next full barrier uses the second point, not the first, as in a block
+  std::array<char, 3> points{};  // partial barriers use the third point
   std::array<uint64_t, kLanes> slots{};
   std::array<const void*, kLanes> operands{};
 };

@@ -78,7 +78,7 @@ class LocalExchange final : public NcclExchange {
   bool mismatched_ = false, closed_ = false;
   std::vector<uint64_t> collectives_;                      // number of collectives that each rank has reached
   std::map<uint64_t, std::weak_ptr<Exchange>> exchanges_;  // by number
-  std::map<std::pair<int, int>, std::pair<uint64_t, uint64_t>> counts_;  // from, to -> messages sent, received
+  std::map<std::pair<int, int>, std::pair<uint64_t, uint64_t>> counts_;  // (from, to): messages sent, received
   std::map<std::tuple<int, int, uint64_t>, std::weak_ptr<Exchange>> messages_;
 };
 

@@ -18,7 +18,7 @@ namespace {
 constexpr int kShared = 0;  // default key of all other memory
 constexpr unsigned kAll = 0;
 
-#ifndef __SANITIZE_ADDRESS__  // which reports the access with its stack
+#ifndef __SANITIZE_ADDRESS__  // AddressSanitizer reports the access with its stack
 struct sigaction before {};
 
 void tell(int, siginfo_t* what, void*);

@@ -64,7 +64,7 @@ struct Point {
   uint64_t tasks;
   bool is_reached() const;
 };
-std::vector<Point> ends_of_lines();  // of lines with pending tasks
+std::vector<Point> ends_of_lines();  // one per line with pending tasks
 
 // A step of a line: work, the recording of an event, or a wait for an event.
 struct Node {
@@ -79,7 +79,7 @@ struct Capture {
   Lines lines;
   std::vector<cudaStream_t> streams;  // the stream of each line
   size_t events = 0;
-  bool broken = false;  // by a call that cannot be captured
+  bool broken = false;  // invalidated by a call that cannot be captured
 };
 
 // Number of kernels and GEMMs launched by this thread.

@@ -52,7 +52,7 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
   EXPECT_EQ(d.val_examples->examples(), 1);
   EXPECT_EQ(d.train_examples->targets(), 4);
   EXPECT_EQ(d.val_bytes, 2);
-  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd"; the prompt has no loss
+  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // bytes of the targets, "cd"; the prompt has no loss
   EXPECT_EQ(d.prompt(), (std::vector<int32_t>{'a', 'b'}));
   EXPECT_EQ(d.notes,
             std::vector<std::string>{"the tokenizer has no end-of-text token: a model cannot learn where to stop"});

@@ -253,7 +253,7 @@ TEST_F(HubTokenizerTest, RejectsInvalidConfigurations) {
 
 // As in transformers 5.24: if there is a tokenizer.json, its post_processor decides, whatever the class and keys.
 TEST_F(HubTokenizerTest, AddsBosAndEosLikeTransformers) {
-  // The tokenizer, keys in addition to those of both ends, and the tokens before and after a text.
+  // The tokenizer, keys in addition to bos_token and eos_token, and the tokens before and after a text.
   const std::tuple<const char*, Json, std::string, std::string> cases[] = {
       {"llama2", Json::object(), "<s>", ""},
       {"llama2", {{"add_bos_token", false}}, "<s>", ""},

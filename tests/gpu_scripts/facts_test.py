@@ -78,7 +78,7 @@ class RunReports(unittest.TestCase):
         self.assertIn("got 0 launches (the arena grew)", refusal(on, graph__replays=0, graph__why_not="the arena grew"))
         self.assertIn("no reason was reported", refusal(on, graph__replays=0))
         self.assertIn("a capture failed", refusal(on, graph__why_not="a capture failed"))
-        self.assertIn("34 steps queued and 1 launched", refusal(on, graph__replays=1, graph__queued=34))
+        self.assertIn("34 steps without a graph and 1 graph launches", refusal(on, graph__replays=1, graph__queued=34))
         self.assertIn("requested off, got 33", refusal(off))
 
     def test_missing_report_is_rejected(self):
@@ -90,7 +90,7 @@ class RunReports(unittest.TestCase):
 
     def test_description_contains_every_field(self):
         line = gpu_run.describe(changed(attention__refused=["no | plan"], padded_products=3))
-        for part in ("forward 24 cudnn", "refused: no / plan", "1 captured, 33 launched, 2 queued", "gelu 24 fused, 0 separate",
+        for part in ("forward 24 cudnn", "refused: no / plan", "1 captured, 33 launched, 2 steps without", "gelu 24 fused, 0 separate",
                      "bias sums 96 fused", "3 padded"):
             self.assertIn(part, line)
         self.assertEqual(gpu_run.describe(None), "not reported")

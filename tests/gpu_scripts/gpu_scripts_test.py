@@ -149,7 +149,7 @@ class Scripts(unittest.TestCase):
 
     def test_kernels_reports_kernel_times(self):
         text = self.small("kernels")
-        self.assertIn("one queued step", text)
+        self.assertIn("one step without a graph", text)
         self.assertIn("| `gemm` | 20 | 0.030 | 75.0% |", text)
         text = self.small("kernels", fake="no-counters", status=1)
         self.assertIn("FAILED: status 1: no message; ncu: ==ERROR== ERR_NVGPUCTRPERM", text)
@@ -157,7 +157,7 @@ class Scripts(unittest.TestCase):
 
     def test_strategy_kernels_reports_kernel_times(self):
         text = self.small("strategy_kernels", "--only", "tensor;1F1B")
-        self.assertIn("small, batch 8, bf16, tensor, 2 ranks together, one queued step", text)
+        self.assertIn("small, batch 8, bf16, tensor, 2 ranks together, one step without a graph", text)
         self.assertIn("bf16, 1F1B, 2 ranks", text)
         self.assertIn("| `gemm` | 20 |", text)
         self.assertIn("unknown strategy 'x'", self.small("strategy_kernels", "--only", "x", status=1))

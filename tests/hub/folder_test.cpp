@@ -146,7 +146,7 @@ TEST_F(HubFolderTest, ReadsPrefixedNamesBareModelsAndMaskBuffers) {
     make_folder(fixture);
     std::vector<TensorBytes> tensors = fixture_weights(fixture);
     for (TensorBytes& t : tensors) t.name = name(t.name);
-    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // derived by the family
+    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // tensors that the model computes itself
     tensors.push_back({masks[fixture.contains("transformer.wte.weight") ? 0 : 1], DType::uint8, {4, 4}, mask});
     write_safetensors(path("model.safetensors"), tensors);
     std::string bytes = read_file(path("model.safetensors"));
@@ -271,7 +271,8 @@ TEST_F(HubFolderTest, RejectsCorruptOrUnknownContents) {
 
 class LlmcModelTest : public HubTest {
  protected:
-  // As written by train_gpt2.py: each kind for all layers, the embedding padded with zeros to a multiple of 128 rows.
+  // As written by train_gpt2.py: each parameter of all layers consecutively, and the embedding padded with zeros to a
+  // multiple of 128 rows.
   std::string written(LanguageModel& model, int version) const {
     const ModelConfig& c = model.config;
     const int64_t rows = version == 1 ? c.vocab : 128;

@@ -373,7 +373,7 @@ TEST_F(PeftLayersTest, MergesMagnitudesAndBiases) {
   expect_in_weights("lora_bias");
 }
 
-// The head of both models is tied to the embedding: training only one of the two unties them.
+// The head of both models is tied to the embedding: training only the head or only the embedding unties them.
 TEST_F(PeftLayersTest, MergesEmbeddingsAndHeads) {
   const std::string prefix = "base_model.model.", table = "model.embed_tokens", head = "lm_head";
   const auto begin = [&] { load("grouped"), add_all(scale()); };

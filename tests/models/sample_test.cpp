@@ -119,7 +119,7 @@ TEST(Sample, GeneratesBeyondContextAndFromLongPrompts) {
   EXPECT_EQ(calls, 3);
 }
 
-// The window that generation reads: exactly its tokens at their positions; and sampling of a token from its logits.
+// Generation reads exactly the tokens of the window, at their positions; a token is sampled from the logits.
 
 constexpr int64_t kVocab = 13;
 using Text = std::vector<int32_t>;

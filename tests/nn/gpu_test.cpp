@@ -140,7 +140,7 @@ TEST_F(UnitsGpu, NormsAreBitwiseEqualToCpu) {
   for (const DType dtype : test::floating(arena)) {
     std::vector<FlatUnit> here, there;
     std::vector<Tensor> grads_here, grads_there;
-    for (uint64_t u = 0; u < 70; ++u) {  // more than one launch sums
+    for (uint64_t u = 0; u < 70; ++u) {  // more units than one kernel launch can sum
       here.push_back(random_unit(sample, DType::float32, dtype, 10 * u));
       there.push_back(copy_unit(here.back(), arena));
       grads_here.push_back(here.back().grads);

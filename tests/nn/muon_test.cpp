@@ -35,7 +35,7 @@ Matrix transposed(const Matrix& a) {
   return out;
 }
 
-// As published: on the transpose if there are more rows than columns.
+// As published, iterates on the transpose if there are more rows than columns.
 Matrix newton_schulz(Matrix x) {
   const bool tall = x.size() > x[0].size();
   if (tall) x = transposed(x);

@@ -228,7 +228,7 @@ TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
     EXPECT_EQ(run.parameters[r], 4 * (all + served[r]));
     EXPECT_EQ(run.moments[r], 8 * served[r]);
     EXPECT_EQ(run.pushed[r], 5 * 4 * (all - served[r]));
-    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * served[r]);  // to both other workers, plus once at the end
+    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * served[r]);  // five pulls and a final one by each other worker
     moved += run.pushed[r];
   }
   EXPECT_EQ(moved, 5 * 2 * 4 * all);
@@ -243,7 +243,7 @@ double end_time(const std::vector<AppliedPush>& pushes) {
 // Asynchronous training is compared with the synchronous run over the same sequences in the same number of clocks,
 // which makes a third of the updates, and with one worker that processes the three workers' batches sequentially, which
 // makes the same number of updates without staleness. Bounds on the mean loss of the last fifth of a run that starts at
-// log(37) = 3.6: 0.1 above the first, 0.35 above the second.
+// log(37) = 3.6: 0.1 above the synchronous run, 0.35 above the single worker.
 TEST(AsyncServer, LossStaysWithinBoundsOfSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
   const double synchronous = end_time(train(plan).pushes);

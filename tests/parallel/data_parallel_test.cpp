@@ -324,8 +324,8 @@ TEST(ParameterServer, ShardsAlignWithNormBlocksAndCoverUnits) {
   EXPECT_EQ(shard_range(1000, 3, 2).size(), 0);
 }
 
-// One unit of three parameters, 24 * 37 = 888 and 100 and 24 elements at 0, 888 -> 896 and 996 -> 1008: with gaps 1032
-// -> 1040 elements.
+// One unit of three parameters of 24 * 37 = 888, 100 and 24 elements. Offsets are rounded up to multiples of 16: 0, 896
+// (from 888) and 1008 (from 996); so is the total, 1040 (from 1032).
 class Three : public Module {
  public:
   Three() {

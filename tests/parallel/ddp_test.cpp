@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMicrobatches = 3;
 constexpr uint64_t kSeed = 5;
 
-// Seconds of one rank's trace.
+// What one rank's trace shows; times in seconds.
 struct Watched {
   std::vector<TraceEvent> reductions;      // all-reduces of one step
   std::vector<double> begins, ends;        // when each micro-batch's backward pass begins and ends
@@ -115,8 +115,9 @@ TEST(Ddp, TiedWeightIsReducedAfterBothUses) {
   }
 }
 
-// 37 x 24 and 10 x 24 for the embeddings, and each block 24 + 24, 1728 + 72, 576 + 24, 24 + 24, 2304 + 96, 2304 + 24,
-// and 24 + 24 for the last norm: in slots of multiples of 16 elements, 888 -> 896, 72 -> 80, 24 -> 32.
+// Elements: 37 * 24 = 888 and 10 * 24 = 240 for the embeddings; in each block 24 + 24, 1728 + 72, 576 + 24, 24 + 24,
+// 2304 + 96 and 2304 + 24; and 24 + 24 for the last norm. Sizes are rounded up to multiples of 16: 888 to 896, 72 to 80
+// and 24 to 32.
 constexpr int64_t kBlock = 32 + 32 + 1728 + 80 + 576 + 32 + 32 + 32 + 2304 + 96 + 2304 + 32;
 constexpr int64_t kElements = 896 + 240 + 2 * kBlock + 32 + 32;
 

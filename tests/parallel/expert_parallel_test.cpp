@@ -33,7 +33,7 @@ bool becomes_true(const std::function<bool()>& condition) {
 // The progress of two ranks: rank 0's shared expert, and the messages sent by each: rows to the experts and back, the
 // gradients of results, and those of rows.
 struct Progress {
-  std::atomic<int> shared = 0;  // 1: forward has begun, 2: backward has
+  std::atomic<int> shared = 0;  // 1: the forward pass has begun; 2: the backward pass has begun
   std::array<std::atomic<int>, 2> sent = {};
 };
 

@@ -212,7 +212,7 @@ TEST(PipelineRuntime, RetainsOnlyTensorsSavedByOps) {
     stages.arena->reset_peaks();
     const int64_t before = stages.arena->total().live, one = kTokens * kChannels * 4;
     pipe.step();
-    // All eight are in flight in the middle; only the input and the output of one exist at a time.
+    // All eight micro-batches are in flight in the middle; only the input and the output of one exist at a time.
     EXPECT_LE(axis.rank() == 1 ? stages.arena->total().peak - before : 0, 3 * one);
     EXPECT_EQ(pipe.peak_in_flight(), 8);
   });

@@ -215,7 +215,7 @@ TEST(MakeSchedule, RejectsInvalidArguments) {
 
 // The papers' closed forms, exactly, with unit times for F, I and W and two units for B; and other times.
 
-// Times are integers, so every sum is exact: idle p / (makespan p) = above / below.
+// Expects the bubble above / below. Times are integers, so every sum is exact.
 void expect_fraction(const Simulation& sim, int above, int below) {
   double idle = 0;
   for (const double x : sim.idle) idle += x;

@@ -456,8 +456,8 @@ TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
 
 // Exact memory of a sharded block between forward and backward. Of the full block's saved elements
 // (tests/models/memory_test.cpp), those inside the attention and the MLP are sharded, and with sequence parallelism
-// also the others: norm1 1, sum 1, norm2 1, result 1; qkv 3, attention 1, hidden layer 4 + 4. Gathered inputs of column
-// layers are not saved.
+// also the others. In multiples of (B, T, C), norm1, the sum, norm2 and the result save 1 each; qkv 3, attention 1,
+// and the hidden layer 4 + 4. Gathered inputs of column layers are not saved.
 
 constexpr int64_t kTokens = 24, kLayers = 3;
 

@@ -387,8 +387,8 @@ TEST_F(CudnnGpu, MatchesCpuOnRingAttentionTiles) {
   EXPECT_EQ(fixed->local<KernelLog>().backward.cudnn, 3);
 }
 
-// cuDNN's kernels run when they are selected: direct calls report success, and attention() returns bitwise the same
-// result.
+// cuDNN's kernels run when they are selected: direct calls report success, and attention() returns a bitwise
+// identical result.
 TEST_F(CudnnGpu, RunsIfSelected) {
   if constexpr (kWithCudnn) {
     const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);
@@ -407,8 +407,8 @@ TEST_F(CudnnGpu, RunsIfSelected) {
   }
 }
 
-// cuDNN is not used for dropout, decoding from a KV cache or unrounded sums: results are bitwise those of Tessera's
-// kernels.
+// cuDNN is not used for dropout, decoding from a KV cache or unrounded sums: results are bitwise identical to
+// those of Tessera's kernels.
 TEST_F(CudnnGpu, FallsBackToCustomKernels) {
   const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};

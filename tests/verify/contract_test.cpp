@@ -1,5 +1,6 @@
-// Plans of every strategy, schedule and combination of axes train like one rank, bitwise or within the contract's
-// tolerance: random plans and one of each kind; with a two-block vocabulary, masked targets and expert routing.
+// Plans of every strategy, schedule and combination of axes train like one rank, bitwise or, if they split sums, within
+// a tolerance (the verification contract, verify/verify.h): random plans and one of each kind; with a two-block
+// vocabulary, masked targets and expert routing.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -154,7 +155,7 @@ TEST(Contract, LossDecreases) {
 }
 
 // Pipelines of every schedule match one rank bitwise, alone and with data parallelism; tensor and context parallelism,
-// and all combinations up to 16 ranks, within the contract's tolerance.
+// and all combinations up to 16 ranks, within the tolerance.
 
 // Options of every random plan.
 TypedOptions sample_model(Sampler& d) {
@@ -308,7 +309,7 @@ TEST(MaskedTargets, GpuStepsMatchOracleBitwise) {
   expect_masked_passes("ranks=1 microbatches=2 steps=5 device=cuda", false);
 }
 
-// The contract can fail: a rank that averages over its own targets is detected.
+// Verification can fail: a rank that averages over its own targets is detected.
 TEST(MaskedTargets, VerifyDetectsLocalMeanOnOneRank) {
   VerifyHooks hooks = masked(false);
   hooks.loading = [](Sequences s, const TrainConfig& job, int rank) {

@@ -1,5 +1,5 @@
 // Closed forms, compared with the paper's table and manual counts; the memory bound of pipeline ranks; and the
-// contract's bounds, from both sides.
+// bounds of verification, from both sides.
 
 #include <algorithm>
 #include <cmath>
@@ -230,7 +230,7 @@ TEST(StageMemory, DetectsExcessMicrobatchInFlight) {
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }
 
-// The contract's bounds from both sides: values just below pass, values just above fail.
+// The bounds of verification: values just below pass, values just above fail.
 
 using Bounds = test::OneThread;
 

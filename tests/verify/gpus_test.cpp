@@ -128,7 +128,7 @@ TEST_F(GpusTest, ReportsReasonForMissingStepGraph) {
         "a step cannot be captured because the ranks of --cp-mode ring exchange point-to-point messages");
 }
 
-// The contract for ranks that are processes: `mpirun ... tessera verify` for every strategy that supports several
+// Verification with ranks that are processes: `mpirun ... tessera verify` for every strategy that supports several
 // processes.
 
 class MpiContract : public ProgramTest {

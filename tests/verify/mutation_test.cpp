@@ -1,4 +1,4 @@
-// The contract detects every injected fault under every applicable strategy, and the diagnosis identifies its cause;
+// Verification detects every injected fault under every applicable strategy, and the diagnosis identifies its cause;
 // errors of known size are detected: a single bit, and both sides of a bound.
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 using namespace test;
 
-// Expects the unmodified plan to pass, and with the fault the contract to fail or training to stop.
+// Expects the unmodified plan to pass, and with the fault verification to fail or training to stop.
 void expect_detected_by_verify(std::string_view mutation, const TypedOptions& o) {
   const TrainConfig job = resolve(o);
   ASSERT_TRUE(verify(job).passed()) << make_command(o);
@@ -172,7 +172,7 @@ TEST_F(InjectedErrors, GradientErrorsAboveBoundAreDetected) {
     }
 }
 
-// In TESSERA_PLANS random plans selected by TESSERA_DRAW, each injected fault violates the contract, and the diagnosis
+// In TESSERA_PLANS random plans selected by TESSERA_DRAW, each injected fault fails verification, and the diagnosis
 // identifies its cause from observations alone.
 
 // A plan without faults, possibly invalid.

@@ -1,4 +1,4 @@
-// Small plans for the contract, the command that reproduces a plan, and runs on its ranks.
+// Small plans for contract_test.cpp, the command that reproduces a plan, and runs on its ranks.
 #pragma once
 #include <cstdint>
 #include <functional>

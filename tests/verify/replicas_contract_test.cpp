@@ -1,4 +1,4 @@
-// The contract for sharding groups, local updates, owners of matrices, and their combination with experts.
+// Verification of sharding groups, local updates, owners of matrices, and their combination with experts.
 
 #include <algorithm>
 #include <cstdint>

@@ -55,7 +55,7 @@ void Run::begin() {
                    .passed_over = passed_over_});
   if (!trainer_->synchronous() && !config_.run.no_eval)
     observer_.message(
-        "the run is validated only at the end, because workers and servers have no common step, except when saving");
+        "the run is validated only at the end, because workers and servers have a common step only when saving");
 }
 
 RunTrainer::Hooks Run::hooks() {
