@@ -14,6 +14,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
+#include "train/check.h"
 #include "train/checkpoint/full_state.h"
 #include "train/device.h"
 #include "verify/defects/defects.h"
