@@ -1,4 +1,4 @@
-// Converts a query to a JSON case, which the planner's reader validates.
+// Converts a query to a case, which the planner validates.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -22,17 +23,14 @@ namespace {
 
 using Ordered = nlohmann::ordered_json;
 
+// With explicit sizes, so that another size of the request does not change them.
 planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, got '{}'", preset_names(), name));
-  planner::ModelShape shape = planner::to_model_shape(*config);
-  if (shape.vocab == 0) shape.vocab = default_vocab(name);
-  return shape;
-}
-
-Ordered to_json(planner::ModelShape m) {
+  planner::ModelShape m = planner::to_model_shape(*config);
+  if (m.vocab == 0) m.vocab = default_vocab(name);
   m.kv_heads = m.key_heads(), m.head_dim = m.head_size(), m.ffn = m.hidden();
-  return to_json(planner::field_descriptors(m));
+  return m;
 }
 
 constexpr size_t kMaxValueSize = 64;
@@ -53,7 +51,7 @@ std::optional<int64_t> parse_number(const std::string& text, int64_t min, int64_
   return is_complete && out >= min && out <= max ? std::optional(out) : std::nullopt;
 }
 
-Ordered parse_value(const Setting& s, const std::string& text) {
+nlohmann::json parse_value(const Setting& s, const std::string& text) {
   const std::string name(s.name);
   if (text.size() > kMaxValueSize)
     throw FieldError(name, fmt::format("expected at most {} characters, got {}", kMaxValueSize, text.size()));
@@ -66,19 +64,20 @@ Ordered parse_value(const Setting& s, const std::string& text) {
   const int64_t max = own == kFieldMax.end() ? kDefaultMax : own->second;
   const std::optional<int64_t> number = parse_number(text, 0, max);
   if (!number) throw FieldError(name, fmt::format("expected an integer from 0 to {}, got '{}'", max, text));
-  return *number;
+  return static_cast<uint64_t>(*number);
 }
 
 struct Asked {
-  std::string model, hardware, software;
+  std::string model, hardware, software = "tessera";
   planner::ModelShape shape;
   planner::Layout layout;
   int64_t ranks = 1, batch = 1;
+  bool has_sizes = false;  // that replace the model's
 };
 Settings field_descriptors(Asked& a, bool is_plan) {
   Settings s{{"model", &a.model}, {"hardware", &a.hardware}, {"software", &a.software}};
   s.add("model", planner::field_descriptors(a.shape));
-  if (!is_plan) s.add("question", {{"ranks", &a.ranks}, {"batch", &a.batch}});
+  if (!is_plan) s.append({{"ranks", &a.ranks}, {"batch", &a.batch}});
   for (Setting field : planner::field_descriptors(a.layout)) {
     field.field.group = "plan";
     if (is_plan) s.add(field);
@@ -86,55 +85,50 @@ Settings field_descriptors(Asked& a, bool is_plan) {
   return s;
 }
 
-using Values = std::map<std::string_view, Ordered>;
-Values parse_values(const Request& request, bool is_plan) {
-  Asked asked;
-  const Settings all = field_descriptors(asked, is_plan);
-  Values out;
-  for (const char* group : {"", "model", "plan", "question"}) out[group] = Ordered::object();
-  for (const auto& [name, text] : request.query) {
+Asked parse_query(const Request& request, bool is_plan) {
+  Asked out;
+  const Settings all = field_descriptors(out, is_plan);
+  auto query = request.query;  // the model first, because it has all sizes that the request omits
+  std::ranges::stable_sort(query, {}, [](const auto& entry) { return entry.first != "model"; });
+  std::set<std::string> seen;
+  for (const auto& [name, text] : query) {
     const Setting* key = all.find(name);
     if (!key)
       throw FieldError(name.substr(0, kMaxValueSize),
                        fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
-    Ordered& values = out[key->field.group];
-    if (values.contains(name)) throw FieldError(name, "expected this key once, got it twice");
-    values[name] = parse_value(*key, text);
+    if (!seen.insert(name).second) throw FieldError(name, "expected this key once, got it twice");
+    const std::string group(key->field.group);
+    take_value(*key, parse_value(*key, text), group.empty() ? name : group + "." + name);
+    if (name == "model") out.shape = shape_of_preset(text);
+    out.has_sizes = out.has_sizes || group == "model";
   }
+  if (out.model.empty()) take_object(planner::field_descriptors(out.shape), nlohmann::json::object(), "model");
+  if (out.hardware.empty()) throw FieldError("hardware", "missing; expected a value");
   return out;
 }
 
-planner::Case make_case(Values values) {
-  Ordered& top = values[""];
-  Ordered sizes = Ordered::object();
-  planner::ModelShape preset;  // provides all sizes that the request omits
-  if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
-  sizes.update(values["model"]);
-  top["model"] = sizes;
-  top["plan"] = values["plan"];
-  planner::Case c = planner::case_from_json(top.dump(-1, ' ', false, Ordered::error_handler_t::replace), "the request");
-  c.model.qkv_bias = preset.qkv_bias;
-  c.model.qk_norm = preset.qk_norm;
-  return c;
+planner::Case make_case(const Asked& a) {
+  return {.model = a.shape,
+          .layout = a.layout,
+          .hardware = planner::hardware_named(a.hardware),
+          .software = planner::software_named(a.software)};
 }
 
 PlanAnswer search_answer(const Request& request) {
-  Values values = parse_values(request, false);
-  const Ordered sizes = values["question"], top = values[""];
-  const bool as_named = values["model"].empty();
-  const planner::Case c = make_case(std::move(values));
+  const Asked asked = parse_query(request, false);
+  const planner::Case c = make_case(asked);
   PlanOptions options;
-  if (as_named)
-    options.args = {{"model", top.value("model", "")}};
-  else
+  if (asked.has_sizes)
     options.model_file = "the page";  // the command must list the sizes
+  else
+    options.args = {{"model", asked.model}};
   return compute_answer(options,
                         {.question = {.model = c.model,
                                       .hardware = c.hardware,
                                       .software = c.software,
-                                      .ranks = sizes.value("ranks", int64_t{1}),
-                                      .batch = sizes.value("batch", int64_t{1})},
-                         .model = top.value("model", "the page's model")},
+                                      .ranks = asked.ranks,
+                                      .batch = asked.batch},
+                         .model = asked.model.empty() ? "the page's model" : asked.model},
                         request.meanwhile);
 }
 
@@ -147,7 +141,10 @@ Answer json_answer(const Ordered& json) {
 
 Ordered choices() {
   Ordered models = Ordered::object(), hardware = Ordered::object();
-  for (const std::string& name : split(preset_names(), '|')) models[name] = to_json(shape_of_preset(name));
+  for (const std::string& name : split(preset_names(), '|')) {
+    planner::ModelShape shape = shape_of_preset(name);
+    models[name] = to_json(planner::field_descriptors(shape));
+  }
   for (const std::string& name : planner::hardware_names()) {
     const planner::Hardware h = planner::hardware_named(name);
     hardware[name] = {{"memory_bytes", h.memory_bytes},
@@ -188,12 +185,12 @@ void take_width(Request& request, const char* name, double& to) {
 Ordered prediction(Request request) {
   Widths widths;
   take_width(request, "wide", widths.wide), take_width(request, "narrow", widths.narrow);
-  const planner::Case given = make_case(parse_values(request, true));
+  const planner::Case given = make_case(parse_query(request, true));
   check_size(given);
   const planner::Case c = planner::checked_case(given);
   const planner::Prediction p = planner::predict(c);
   Ordered out = planner::to_json(c, p);
-  out["memory_bytes"] = c.hardware.memory_bytes - c.hardware.reserved_bytes;
+  out["memory_bytes"] = c.hardware.usable_bytes();
   for (const planner::MemoryParts& m : p.memory) out["memory_of_stages"].push_back(planner::to_json(m));
   out["html"] = render_prediction(c, p, widths);
   return out;
