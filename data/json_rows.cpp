@@ -219,8 +219,7 @@ bool holds_examples(const std::filesystem::path& file) {
   const auto is = [&](size_t at, std::string_view any) { return at < start.size() && any.find(start[at]) != any.npos; };
   const size_t first = next(start.starts_with(kByteOrder) ? kByteOrder.size() : 0), second = next(first + 1);
   if ((is(first, "{") && is(second, "\"")) || (is(first, "[") && is(second, "{"))) return true;
-  std::filesystem::path name = file.filename();
-  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
+  const fs::path name = plain_name(file);
   return name.extension() == ".jsonl" || name.extension() == ".ndjson" ||
          (name.extension() == ".json" && is(first, "[") && is(second, "\""));
 }

@@ -201,6 +201,7 @@ Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
 Verdict grade(const Exercise& exercise);
 // 0 if the failure is not in the list.
 size_t passed_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
+std::string failure_lines(const Failure& wrong);
 Verdict refused(const Exercise& exercise, const Failure& wrong, size_t passed = 0);
 int points(const std::vector<Bound>& bounds, size_t passed);
 // One line of JSON, with the learner if not empty.

@@ -141,10 +141,13 @@ void Grading::tell(const Failure& wrong) {
   if (passed_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
 }
 
+std::string failure_lines(const Failure& wrong) {
+  return fmt::format("  failed {}\n  found  {}\n{}", wrong.bound, wrong.found,
+                     wrong.cause.empty() ? "" : "  cause  " + wrong.cause + "\n");
+}
+
 Verdict refused(const Exercise& e, const Failure& wrong, size_t passed) {
-  std::string out = head(e, "not yet");
-  out += fmt::format("  failed {}\n  found  {}\n", wrong.bound, wrong.found);
-  if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
+  const std::string out = head(e, "not yet") + failure_lines(wrong);
   return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, passed};
 }
 

@@ -536,8 +536,7 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
     out.wrong = {"file", e.what(), ""};
   }
   if (const Failure& w = out.wrong; !out.solved) {
-    lines = fmt::format("  failed {}\n  found  {}\n{}", w.bound, w.found,
-                        w.cause.empty() ? "" : "  cause  " + w.cause + "\n");
+    lines = failure_lines(w);
     picture = w.more;
   }
   if (!picture.empty()) lines += "\n";

@@ -17,6 +17,7 @@
 #include "base/config_file.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/setting.h"
 #include "train/device.h"
 
 namespace tessera::planner {
@@ -65,13 +66,9 @@ double error_message(const Cost& cost, const std::vector<Timed>& timed) {
 
 // The value of the first "key   : value" of /proc/cpuinfo.
 std::string cpu_field(const std::string& text, std::string_view key) {
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line(text.data() + at, end - at);
+  for (const std::string& line : split(text, '\n'))
     if (line.starts_with(key) && line.find_first_not_of(" \t", key.size()) == line.find(':'))
-      return std::string(line.substr(std::min(line.size(), line.find(':') + 2)));
-    at = end + 1;
-  }
+      return line.substr(std::min(line.size(), line.find(':') + 2));
   return "?";
 }
 

@@ -19,7 +19,7 @@ namespace tessera {
 struct PlanQuestion {
   planner::SearchRequest question;
   std::string model;
-  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
+  double memory() const { return question.hardware.usable_bytes(); }
 };
 
 // Vocabulary of the preset's default tokenizer: characters or GPT-2.

@@ -244,16 +244,17 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
   if (!lengths.empty()) r.quick_ms = lengths[lengths.size() / 4], r.slow_ms = lengths[3 * lengths.size() / 4];
 }
 
+int64_t coordinate(const Rank& rank, const std::string& axis) {
+  const auto found = std::ranges::find(rank.at, axis, &std::pair<std::string, int64_t>::first);
+  return found == rank.at.end() ? 0 : found->second;
+}
+
 std::vector<size_t> pipeline_ranks(const Record& record) {
   std::vector<size_t> out(static_cast<size_t>(record.schedule.ranks), record.ranks.size());
   for (size_t r = 0; r < record.ranks.size(); ++r) {
-    int64_t pp = 0;
-    bool alike = true;
-    for (const auto& [axis, at] : record.ranks[r].at)
-      if (axis == "pp")
-        pp = at;
-      else
-        alike = alike && at == 0;
+    const Rank& rank = record.ranks[r];
+    const int64_t pp = coordinate(rank, "pp");
+    const bool alike = std::ranges::all_of(rank.at, [](const auto& at) { return at.first == "pp" || at.second == 0; });
     if (alike && pp < std::ssize(out)) out[static_cast<size_t>(pp)] = r;
   }
   return out;
@@ -296,11 +297,6 @@ double common(const Spans& a, const Spans& b) {
     a[i].end < b[j].end ? ++i : ++j;
   }
   return sum;
-}
-
-int64_t coordinate(const Rank& rank, const std::string& axis) {
-  const auto found = std::ranges::find(rank.at, axis, &std::pair<std::string, int64_t>::first);
-  return found == rank.at.end() ? 0 : found->second;
 }
 
 // Sub-axes of the data axis: groups of `size` adjacent ranks, and the ranks at the same position in these groups.

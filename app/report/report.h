@@ -209,7 +209,6 @@ struct Bench {
 struct Change {
   double ratio = 1, low = 0, high = 0;
   bool known() const { return low > 0; }
-  bool seen() const { return known() && (low > 1 || high < 1); }
 };
 Change compute_change(const std::vector<double>& a, const std::vector<double>& b);
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/setting.h"
 #include "lab/exercise.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
@@ -30,12 +31,8 @@ std::string lists(const Schedule& s) {
 }
 
 std::string picture(const Schedule& s) {
-  std::string out = "  your schedule over time, B twice as long as F:\n", drawing = draw(simulate(s), 0, 60);
-  for (size_t at = 0; at < drawing.size();) {
-    const size_t end = std::min(drawing.find('\n', at), drawing.size());
-    out += "  " + drawing.substr(at, end - at) + "\n";
-    at = end + 1;
-  }
+  std::string out = "  your schedule over time, B twice as long as F:\n";
+  for (const std::string& line : split(draw(simulate(s), 0, 60), '\n')) out += line.empty() ? "" : "  " + line + "\n";
   return out;
 }
 
