@@ -18,6 +18,7 @@
 
 #include "app/commands.h"
 #include "app/output.h"
+#include "app/report/table.h"
 #include "app/resolve.h"
 #include "app/run/pretrained.h"
 #include "data/json_rows.h"
@@ -369,25 +370,24 @@ void inspect(const CheckpointOptions& o) {
     for (const PeftTensor& t : peft_tensors(c))
       all.push_back({.name = t.ours, .shape = t.shape, .slices = {{t.theirs, t.shape[0]}}});
   int64_t parameters = 0;
-  size_t width = 0;
+  report::Table tensors{.id = "tensors", .columns = {{""}, {"", false, 15}, {"", false, 1}}, .indent = 2};
   for (const HubTensor& t : all) {
     parameters += t.shape.numel();
-    width = std::max(width, t.name.size());
-  }
-  std::string out = fmt::format(
-      "{}\n{}: {} layers, {} heads, {} key-value heads of {} channels, {} channels, {}{} hidden, context {}, "
-      "vocabulary {}{}\n{} parameters in {}{}\n\n",
-      one_line(from.path.string()), value_name(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
-      c.channels, c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context,
-      c.vocab, c.tied ? ", tied embeddings" : "", format_si(static_cast<double>(parameters)), to_string(from.dtype),
-      from.gptq ? fmt::format(", 4-bit layers in {} (GPTQ)", group_rows(from.gptq->group)) : "");
-  for (const HubTensor& t : all) {
+    tensors.columns[0].width = std::max(tensors.columns[0].width, t.name.size() + 1);
     std::vector<std::string> theirs;
     for (const HubTensor::Slice& slice : t.slices) theirs.push_back(slice.name);
-    out += fmt::format("  {:<{}}  {:<14}  {}{}\n", t.name, width, t.shape.str(), fmt::join(theirs, " | "),
-                       t.transposed ? ", transposed" : "");
+    tensors.rows.push_back(
+        {{t.name, t.shape.str(), fmt::format("{}{}", fmt::join(theirs, " | "), t.transposed ? ", transposed" : "")}});
   }
-  print(out);
+  print(fmt::format(
+            "{}\n{}: {} layers, {} heads, {} key-value heads of {} channels, {} channels, {}{} hidden, context {}, "
+            "vocabulary {}{}\n{} parameters in {}{}\n\n",
+            one_line(from.path.string()), value_name(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
+            c.channels, c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(),
+            c.context, c.vocab, c.tied ? ", tied embeddings" : "", format_si(static_cast<double>(parameters)),
+            to_string(from.dtype),
+            from.gptq ? fmt::format(", 4-bit layers in {} (GPTQ)", group_rows(from.gptq->group)) : "") +
+        as_text(tensors));
 }
 
 }  // namespace

@@ -135,39 +135,41 @@ std::string layout_args(const planner::Layout& l) {
   return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", value_name(p.recompute));
 }
 
-std::string cell(const planner::Compared& c, double value) {
-  return c.part.starts_with("memory") ? fmt::format("{:.3f} MB", value / 1e6) : fmt::format("{:.3f} ms", value * 1e3);
+Cell compared_cell(const planner::Compared& c, double value) {
+  return value_cell(
+      c.part.starts_with("memory") ? fmt::format("{:.3f} MB", value / 1e6) : fmt::format("{:.3f} ms", value * 1e3),
+      value);
 }
 
 std::string deviation(const planner::Compared& c) {
   return c.measured > 0 ? fmt::format("{:+.1f}%", 100 * (c.predicted / c.measured - 1)) : "";
 }
 
-std::string measured_text(const MeasuredPlan& plan) {
-  std::string out = fmt::format("Measured plan {}: {}\n  {:<24} {:>14} {:>14}\n", plan.number,
-                                to_text(plan.layout.plan), "", "predicted", "measured");
+Table measured_table(const MeasuredPlan& plan) {
+  Table out{.id = "measured",
+            .columns = {{"", false, 24, true, "part"},
+                        {"predicted", true, 14, true, "predicted"},
+                        {"measured", true, 14, true, "measured"},
+                        {"", true, 9},
+                        {"", false, 0, false, "off"}},
+            .above = fmt::format("Measured plan {}: {}\n", plan.number, to_text(plan.layout.plan)),
+            .indent = 2};
   std::string off;
   for (const planner::Compared& c : plan.parts) {
-    out +=
-        fmt::format("  {:<24} {:>14} {:>14} {:>9}\n", c.part, cell(c, c.predicted), cell(c, c.measured), deviation(c));
+    out.rows.push_back(
+        {{c.part, compared_cell(c, c.predicted), compared_cell(c, c.measured), deviation(c), value_cell("", c.off)}});
     if (c.off) off += (off.empty() ? "" : "; ") + c.part;
   }
-  return out + (off.empty() ? "All predictions are within 15% of the measurements.\n"
-                            : fmt::format("Off by more than 15%: {}.\n", off));
-}
-
-nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
-  nlohmann::ordered_json out = {{"event", "measured"}, {"number", plan.number}};
-  out["parts"] = nlohmann::ordered_json::array();
-  for (const planner::Compared& c : plan.parts)
-    out["parts"].push_back({{"part", c.part}, {"predicted", c.predicted}, {"measured", c.measured}, {"off", c.off}});
+  out.below = off.empty() ? "All predictions are within 15% of the measurements.\n"
+                          : fmt::format("Off by more than 15%: {}.\n", off);
   return out;
 }
 
 std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
   const Cell peak_rank("peak rank", "GB");
-  Table best{.id = "best", .columns = layout}, large{.id = "too-large", .columns = layout};
+  Table best{.id = "best", .columns = layout, .indent = 2, .fitted = true}, large = best;
+  large.id = "too-large";
   best.columns.insert(best.columns.begin(), {"#"});
   for (const Cell& head : {Cell("s/step"), Cell("tokens/s"), Cell("MFU"), Cell("bubble"), peak_rank})
     best.columns.push_back({head, true});
@@ -369,12 +371,11 @@ std::string plan_text(const PlanAnswer& a) {
   auto [best, large] = ranking_tables(a);
   const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
   if (a.fits())
-    out += fitted_text(best) +
+    out += as_text(best) +
            fmt::format("  micro-batches: number per step x sequences in each; GB: memory of the peak rank{}\n\n",
                        rough ? ", ~ estimated by a formula" : "");
   large.rows.resize(std::min(large.rows.size(), kMaxTooLarge));
-  if (!large.rows.empty())
-    out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted_text(large));
+  if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, as_text(large));
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   out += fmt::format("Recommended, number 1: {}\n", to_text(r.plan.layout.plan));
@@ -384,7 +385,7 @@ std::string plan_text(const PlanAnswer& a) {
     out += fmt::format("  - {}: {}\n", difference(r.why_not[i].layout.plan, r.plan.layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
   out += "\nCommand:\n  " + a.command + "\n";
-  for (const MeasuredPlan& plan : a.measured) out += "\n" + measured_text(plan);
+  for (const MeasuredPlan& plan : a.measured) out += "\n" + as_text(measured_table(plan));
   return out;
 }
 
@@ -399,8 +400,10 @@ std::string plan_json_lines(const PlanAnswer& a) {
       out += line.dump() + "\n";
     }
   for (const MeasuredPlan& plan : a.measured) {
-    nlohmann::ordered_json line = measured_json(plan);
-    line["plan"] = layout_json(plan.layout);
+    const nlohmann::ordered_json line = {{"event", "measured"},
+                                         {"number", plan.number},
+                                         {"parts", to_json(measured_table(plan))},
+                                         {"plan", layout_json(plan.layout)}};
     out += line.dump() + "\n";
   }
   if (!a.fits()) return out;

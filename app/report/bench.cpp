@@ -97,7 +97,7 @@ std::map<std::string, Group> group_rows(const Bench& all) {
 }
 
 Table rows_table(const Group& group, size_t files) {
-  Table out{.id = std::string(group_name(group[0]->name)) + "-rows", .columns = {}};
+  Table out{.id = std::string(group_name(group[0]->name)) + "-rows", .columns = {}, .indent = 2, .fitted = true};
   const auto add = [&](const std::string& head, const std::string& cell) {
     if (out.rows.size() == 1) out.columns.push_back({head, head != "row" && !head.empty()});
     out.rows.back().cells.emplace_back(cell);
@@ -312,7 +312,7 @@ std::vector<Part> Bench::parts(size_t sides, double width) const {
     if (sides > 1) part.legend = {{"k-F", "A"}, {"k-B", "B"}};
     part.pictures = {render_times(group, sides, width)};
     part.tables = {rows_table(group, sides)};
-    part.text = "\n" + part.title + "\n" + fitted_text(part.tables[0]);
+    part.tables[0].above = "\n" + part.title + "\n";
   }
   return out;
 }

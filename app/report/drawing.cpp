@@ -100,9 +100,6 @@ std::string figure_style(const std::string& body) {
 
 constexpr double kBar = 420, kMargin = 16, kHeading = 20, kBetween = 14;
 
-std::string paragraph(std::string_view css, const std::string& text) {
-  return text.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(text));
-}
 std::string paragraphs(std::string_view css, const std::vector<std::string>& all) {
   std::string out;
   for (const std::string& text : all) out += paragraph(css, text);
@@ -116,29 +113,6 @@ std::string legend(const std::vector<LegendEntry>& entries) {
         R"(<span><svg class="key" viewBox="0 0 12 12"><rect class="{}" width="12" height="12"/></svg>{}</span> )",
         e.css, escaped(e.text));
   return entries.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
-}
-
-// The first column has the same width in the heading as in the indented rows.
-std::string table_text(const Table& t) {
-  if (std::ranges::none_of(t.columns, &Column::width)) return "";
-  std::string out = t.above;
-  const auto add_line = [&](size_t indent, auto&& make_cell) {
-    std::string cells;
-    for (size_t c = 0; c < t.columns.size(); ++c) {
-      if (t.columns[c].width == 0) continue;
-      const size_t width = t.columns[c].width + (cells.empty() ? t.indent - indent : 0);
-      cells += cells.empty() ? std::string(indent, ' ') : " ";
-      cells += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), make_cell(c).text, width);
-    }
-    out += cells + "\n";
-  };
-  if (std::ranges::any_of(t.columns, [](const Column& c) { return c.width > 0 && !c.head.text.empty(); }))
-    add_line(0, [&](size_t c) -> const Cell& { return t.columns[c].head; });
-  for (const Row& r : t.rows) {
-    out += r.above;
-    if (r.css != Row::kHead) add_line(t.indent, [&](size_t c) -> const Cell& { return r.cells.at(c); });
-  }
-  return out + t.below;
 }
 
 std::string pictures_html(const Part& p) {
@@ -168,6 +142,10 @@ std::string escaped(std::string_view text) {
     else
       out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   return out;
+}
+
+std::string paragraph(std::string_view css, const std::string& text) {
+  return text.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(text));
 }
 
 std::string grouped(int64_t n) {
@@ -318,45 +296,6 @@ Cell bar_cell(double fraction, const std::string& css, const std::string& tip) {
   return out;
 }
 
-std::string as_html(const Table& t) {
-  if (std::ranges::none_of(t.columns, &Column::on_page)) return "";
-  std::string out = t.title.empty() ? "" : fmt::format("<h3>{}</h3>\n", escaped(t.title));
-  out += fmt::format("<table id=\"{}\"><thead>", t.id);
-  const auto row = [&](std::string_view tag, const std::string& row_css, auto&& make_cell) {
-    out += row_css.empty() ? "<tr>" : fmt::format("<tr class=\"{}\">", row_css);
-    for (size_t c = 0; c < t.columns.size(); ++c) {
-      if (!t.columns[c].on_page) continue;
-      const Cell& cell = make_cell(c);
-      const std::string css = cell.css + (t.columns[c].number ? " n" : "");
-      out += fmt::format("<{}{}>{}{}</{}>", tag,
-                         css.empty() ? "" : fmt::format(" class=\"{}\"", css.substr(css[0] == ' ')), escaped(cell.page),
-                         cell.html, tag.substr(0, 2));
-    }
-    out += "</tr>\n";
-  };
-  row("th scope=\"col\"", "", [&](size_t c) -> const Cell& { return t.columns[c].head; });
-  out += "</thead><tbody>\n";
-  for (const Row& r : t.rows) row("td", r.css, [&](size_t c) -> const Cell& { return r.cells.at(c); });
-  return out + "</tbody></table>\n" + paragraph("note", t.note);
-}
-
-std::string fitted_text(const Table& t) {
-  std::vector<size_t> widths(t.columns.size(), 0);
-  std::vector<Row> lines = {{}};
-  for (const Column& column : t.columns) lines[0].cells.push_back(column.head);
-  lines.insert(lines.end(), t.rows.begin(), t.rows.end());
-  for (const Row& row : lines)
-    for (size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths[c], row.cells[c].text.size());
-  std::string out;
-  for (const Row& row : lines) {
-    std::string line = " ";
-    for (size_t c = 0; c < widths.size(); ++c)
-      line += fmt::format(fmt::runtime(t.columns[c].number ? " {:>{}}" : " {:<{}}"), row.cells[c].text, widths[c] + 1);
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
-  return out;
-}
-
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts) {
   std::string out;
   for (const auto& [name, value] : facts)
@@ -383,7 +322,7 @@ std::string as_text(const std::vector<Part>& parts) {
   std::string out;
   for (const Part& p : parts) {
     out += p.text;
-    for (const Table& t : p.tables) out += table_text(t);
+    for (const Table& t : p.tables) out += as_text(t);
   }
   for (char& c : out)  // names may contain control characters
     if (c != '\n' && static_cast<unsigned char>(c) < 0x20) c = ' ';

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/report/table.h"
 #include "base/embedded_file.h"
 
 namespace tessera::report {
@@ -24,6 +25,8 @@ using NumberFormat = std::function<std::string(double)>;
 
 // For HTML content and attributes.
 std::string escaped(std::string_view text);
+// Empty for an empty text.
+std::string paragraph(std::string_view css, const std::string& text);
 // 1,234,567
 std::string grouped(int64_t n);
 // "12.3 KB", "1.20 MB"
@@ -100,40 +103,9 @@ struct Chart {
 };
 // About `count` round numbers.
 std::vector<double> ticks(double low, double high, double count);
-// Has separate texts for page and text output.
-struct Cell {
-  Cell(const char* both) : page(both), text(both) {}
-  Cell(const std::string& both) : page(both), text(both) {}
-  Cell(const std::string& on_page, const std::string& in_text, const std::string& style = "")
-      : page(on_page), text(in_text), css(style) {}
-  std::string page, text, css = {};
-  std::string html = {};  // after the text
-};
 Cell count_cell(int64_t n);
 Cell ms_cell(double ms);
 Cell bar_cell(double fraction, const std::string& css, const std::string& tip);  // fraction of the column width
-struct Column {
-  Cell head;
-  bool number = false;
-  size_t width = 0;  // in text output; 0: only on a page
-  bool on_page = true;
-};
-struct Row {
-  static constexpr const char* kHead = "head";
-  std::vector<Cell> cells;
-  std::string css = {};
-  std::string above = {};  // text output: above the row, or in place of the cells of a kHead row
-};
-struct Table {
-  std::string id;
-  std::vector<Column> columns;
-  std::vector<Row> rows = {};
-  std::string above = {};  // text output: lines above and below
-  std::string below = {};
-  size_t indent = 0;  // in text output
-  std::string title = {};
-  std::string note = {};
-};
 
 // Text output consists of `text` and tables; a page contains everything else, in this order.
 struct Part {
@@ -150,8 +122,6 @@ struct Part {
   std::string more = {};
   std::string text = {};
 };
-std::string as_html(const Table& table);
-std::string fitted_text(const Table& table);  // fits columns to contents, ignoring Column::width
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts);
 std::string list_html(const std::vector<std::string>& lines);
 std::string as_html(const Part& part, int level = 2);
