@@ -64,7 +64,7 @@ nlohmann::json parse_value(const Setting& s, const std::string& text) {
   const int64_t max = own == kFieldMax.end() ? kDefaultMax : own->second;
   const std::optional<int64_t> number = parse_number(text, 0, max);
   if (!number) throw FieldError(name, fmt::format("expected an integer from 0 to {}, got '{}'", max, text));
-  return *number;
+  return static_cast<uint64_t>(*number);
 }
 
 struct Asked {
@@ -77,7 +77,11 @@ struct Asked {
 Settings field_descriptors(Asked& a, bool is_plan) {
   Settings s{{"model", &a.model}, {"hardware", &a.hardware}, {"software", &a.software}};
   s.add("model", planner::field_descriptors(a.shape));
-  s.append(is_plan ? planner::field_descriptors(a.layout) : Settings{{"ranks", &a.ranks}, {"batch", &a.batch}});
+  if (!is_plan) s.append({{"ranks", &a.ranks}, {"batch", &a.batch}});
+  for (Setting field : planner::field_descriptors(a.layout)) {
+    field.field.group = "plan";
+    if (is_plan) s.add(field);
+  }
   return s;
 }
 
@@ -93,10 +97,12 @@ Asked parse_query(const Request& request, bool is_plan) {
       throw FieldError(name.substr(0, kMaxValueSize),
                        fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
     if (!seen.insert(name).second) throw FieldError(name, "expected this key once, got it twice");
-    take_value(*key, parse_value(*key, text), name);
+    const std::string group(key->field.group);
+    take_value(*key, parse_value(*key, text), group.empty() ? name : group + "." + name);
     if (name == "model") out.shape = shape_of_preset(text);
-    out.has_sizes = out.has_sizes || key->field.group == "model";
+    out.has_sizes = out.has_sizes || group == "model";
   }
+  if (out.model.empty()) take_object(planner::field_descriptors(out.shape), nlohmann::json::object(), "model");
   if (out.hardware.empty()) throw FieldError("hardware", "missing; expected a value");
   return out;
 }
