@@ -199,7 +199,9 @@ MpiSession::~MpiSession() {
   MPI_Finalize();
 }
 
-void end_mpi_job(const std::string& line, int status, const std::function<void()>& before_the_end) {
+// Prints "tessera: [rank r] line" and ends all ranks of the job.
+[[noreturn]] static void end_mpi_job(
+    const std::string& line, int status, const std::function<void()>& before_the_end = [] {}) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const std::string text = "tessera: [rank " + std::to_string(rank) + "] " + one_line(line) + "\n";

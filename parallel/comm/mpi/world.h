@@ -109,10 +109,6 @@ class MpiSession : NotCopied {
   std::unique_ptr<MessageDirectory> messages_;
 };
 
-// Prints "tessera: [rank r] line" and ends all ranks of the job.
-[[noreturn]] void end_mpi_job(
-    const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
-
 void mpi_check(int code, const char* call);
 
 // Memory shared by the processes of one host, one segment per rank, reserved before use and not in /dev/shm.
@@ -227,8 +223,5 @@ class MpiTransport final : public Transport {
   MpiGroup& group_;
   std::optional<SharedExchange> shared_;
 };
-
-// Blocking.
-void mpi_collective(MPI_Comm comm, const Call& call);
 
 }  // namespace tessera
