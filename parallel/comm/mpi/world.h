@@ -81,16 +81,6 @@ class MpiWatch : NotCopied {
   std::thread thread_;
 };
 
-// Ends the process with one line after the timeout: MPI calls that wait for all ranks have no timeout, and a stopped
-// rank cannot report anything.
-class MpiAlarm {
- public:
-  MpiAlarm(double timeout_s, const char* what);
-
- private:
-  std::jthread thread_;  // none if thread creation failed
-};
-
 class MessageDirectory;
 
 // If MPI is not initialized, initializes and later finalizes it, except during stack unwinding, because MPI_Finalize
