@@ -22,10 +22,6 @@ std::string shortened(const std::string& text) {
   return text.substr(0, head).append(kCut).append(text, tail);
 }
 
-}  // namespace
-
-namespace {
-
 // Escapes invalid UTF-8 and all control characters (C0, DEL, C1) not in `allowed`.
 std::string escape_controls(std::string_view text, std::string_view allowed) {
   std::string out;

@@ -23,6 +23,10 @@
 #include "base/write_file.h"
 #include "tensor/cuda/gpus.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace tessera {
 
 namespace {
@@ -198,15 +202,8 @@ std::unique_ptr<Region> file_region(const std::filesystem::path& directory) {
   return std::make_unique<FileRegion>(directory);
 }
 
-}  // namespace tessera
-
 // Free neighbours are merged immediately, so every step sees the same free blocks.
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#endif
-
-namespace tessera {
 namespace {
 constexpr int64_t kReserved = int64_t{1} << 40;
 constexpr int64_t kHostAlignment = 64, kDeviceAlignment = 256;

@@ -19,6 +19,23 @@ namespace tessera {
 
 namespace {
 
+int64_t total_rows(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// `sent` and `received` count elements per rank.
+struct RowArrays {
+  RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received)
+      : in(x.contiguous()), sent(rows_sent), received(rows_received) {
+    const int64_t width = x.dim(1);
+    out = x.make({total_rows(received), width});
+    for (int64_t& n : sent) n *= width;
+    for (int64_t& n : received) n *= width;
+  }
+  Tensor in, out;
+  std::vector<int64_t> sent, received;
+};
+
 Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>& sent,
                  const std::vector<int64_t>& received) {
   const RowArrays rows(x, sent, received);
@@ -39,10 +56,6 @@ std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::v
     out.emplace_back(of_rank, of_rank + here);
   }
   return out;
-}
-
-int64_t total_rows(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 }  // namespace
@@ -125,14 +138,6 @@ void shard_experts(MixtureOfExperts& layer, Communicator& ep) {
   layer.set_local_experts(here * ep.rank(), here, [&ep, send](const Var& rows, const std::vector<int64_t>& counts) {
     return to_experts(ep, rows, counts, send);
   });
-}
-
-RowArrays::RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received)
-    : in(x.contiguous()), sent(rows_sent), received(rows_received) {
-  const int64_t width = x.dim(1);
-  out = x.make({total_rows(received), width});
-  for (int64_t& n : sent) n *= width;
-  for (int64_t& n : received) n *= width;
 }
 
 namespace {

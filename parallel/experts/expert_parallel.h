@@ -60,13 +60,6 @@ Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& 
 // Nodes created between the two calls also overlap in the backward pass, which runs nodes from the newest to the
 // oldest.
 
-// `sent` and `received` count elements per rank.
-struct RowArrays {
-  RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received);
-  Tensor in, out;
-  std::vector<int64_t> sent, received;
-};
-
 // Returns a function that waits for the result; call it once. Collective; `axis` must outlive the graph.
 std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
                                 const std::vector<int64_t>& received);

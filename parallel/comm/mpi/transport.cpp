@@ -132,16 +132,6 @@ int64_t MpiTransport::direct(const Call& call) {
   return shared_ && !call.gpu ? shared_->run(call) : direct_by_messages(*this, call);
 }
 
-int64_t MpiTransport::native(const Call& call) {
-  if (call.gpu)
-    throw Error("[comm] MPI's native collectives support only arrays in host memory, got " + describe(call) +
-                "; expected " + expected_algorithms());
-  if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
-  const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
-  mpi_collective(group_.comm, call);
-  return sent_directly(call, size(), rank());
-}
-
 std::unique_ptr<Transport> MpiTransport::split(int color, int key) {
   const int first = std::ranges::min(group_members(color, key));  // MPI requires non-negative colors
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, split");
@@ -268,11 +258,17 @@ void Collective::run() const {
 
 }  // namespace
 
-void mpi_collective(MPI_Comm comm, const Call& call) {
+int64_t MpiTransport::native(const Call& call) {
+  if (call.gpu)
+    throw Error("[comm] MPI's native collectives support only arrays in host memory, got " + describe(call) +
+                "; expected " + expected_algorithms());
+  if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
+  const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   if (call.count > INT_MAX)
     throw Error("[mpi] " + describe(call) + ": MPI's native collectives support at most " + std::to_string(INT_MAX) +
                 " elements; use another algorithm");
-  Collective(comm, call).run();
+  Collective(group_.comm, call).run();
+  return sent_directly(call, size(), rank());
 }
 
 // Processes are watched through pidfds, which are immune to process id reuse.

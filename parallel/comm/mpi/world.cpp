@@ -113,9 +113,9 @@ std::unique_ptr<MessageDirectory> place_messages() {
   return directory;
 }
 
-}  // namespace
-
-MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
+// Ends the process with one line after the timeout: MPI calls that wait for all ranks have no timeout, and a stopped
+// rank cannot report anything.
+std::jthread start_alarm(double timeout_s, const char* what) {
   const auto watch = [=](const std::stop_token& over) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
@@ -129,12 +129,11 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
     std::_Exit(static_cast<int>(Status::communication));
   };
   try {
-    thread_ = std::jthread(watch);
+    return std::jthread(watch);
   } catch (const std::system_error&) {
+    return {};
   }
 }
-
-namespace {
 
 // Open MPI needs pipes, sockets and files; with too few descriptors it ends the process without reporting the cause.
 void require_descriptors() {
@@ -183,7 +182,7 @@ MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(st
     require_descriptors();
     messages_ = place_messages();
     const TerminationDuringInit termination;
-    const MpiAlarm alarm(timeout_s_, "MPI_Init");
+    const std::jthread alarm = start_alarm(timeout_s_, "MPI_Init");
     mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     owner_ = true;
@@ -195,11 +194,13 @@ MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(st
 
 MpiSession::~MpiSession() {
   if (!owner_ || std::uncaught_exceptions() > exceptions_) return;
-  const MpiAlarm alarm(timeout_s_, "MPI_Finalize");
+  const std::jthread alarm = start_alarm(timeout_s_, "MPI_Finalize");
   MPI_Finalize();
 }
 
-void end_mpi_job(const std::string& line, int status, const std::function<void()>& before_the_end) {
+// Prints "tessera: [rank r] line" and ends all ranks of the job.
+[[noreturn]] static void end_mpi_job(
+    const std::string& line, int status, const std::function<void()>& before_the_end = [] {}) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const std::string text = "tessera: [rank " + std::to_string(rank) + "] " + one_line(line) + "\n";
@@ -533,7 +534,7 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
 
 // A rank that fails during setup ends the job, because the others wait for it inside MPI.
 std::shared_ptr<MpiWorld> connect_ranks(const LaunchOptions& o) {
-  const MpiAlarm alarm(o.timeout_s, "connecting the ranks");
+  const std::jthread alarm = start_alarm(o.timeout_s, "connecting the ranks");
   try {
     return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
   } catch (const Error& e) {

@@ -81,16 +81,6 @@ class MpiWatch : NotCopied {
   std::thread thread_;
 };
 
-// Ends the process with one line after the timeout: MPI calls that wait for all ranks have no timeout, and a stopped
-// rank cannot report anything.
-class MpiAlarm {
- public:
-  MpiAlarm(double timeout_s, const char* what);
-
- private:
-  std::jthread thread_;  // none if thread creation failed
-};
-
 class MessageDirectory;
 
 // If MPI is not initialized, initializes and later finalizes it, except during stack unwinding, because MPI_Finalize
@@ -108,10 +98,6 @@ class MpiSession : NotCopied {
   int exceptions_ = 0;  // uncaught exceptions at construction
   std::unique_ptr<MessageDirectory> messages_;
 };
-
-// Prints "tessera: [rank r] line" and ends all ranks of the job.
-[[noreturn]] void end_mpi_job(
-    const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
 void mpi_check(int code, const char* call);
 
@@ -227,8 +213,5 @@ class MpiTransport final : public Transport {
   MpiGroup& group_;
   std::optional<SharedExchange> shared_;
 };
-
-// Blocking.
-void mpi_collective(MPI_Comm comm, const Call& call);
 
 }  // namespace tessera
