@@ -17,6 +17,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/one_thread.h"
 #include "tests/verify/draw.h"
+#include "train/check.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {

@@ -12,6 +12,7 @@
 #include "tests/support/gpus.h"
 #include "tests/support/tensors.h"
 #include "tests/verify/draw.h"
+#include "train/check.h"
 #include "train/checkpoint/full_state.h"
 #include "verify/defects/planting.h"
 
