@@ -13,6 +13,7 @@ a rank writes its slices. The results of the step do not change. docs/audit.md d
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -23,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from . import recording
-from .recording import Slice, local
-
-__all__ = ["Recording", "Slice", "record"]
+from .recording import Slice as Slice
+from .recording import local
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
           torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
@@ -49,9 +50,8 @@ def _finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None  # JSON has no NaN
 
 
-def _random_state() -> list[int]:
-    on_gpu = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return [*torch.get_rng_state().tolist(), *on_gpu]
+def _random_state() -> list[Any]:
+    return [torch.get_rng_state().tolist(), torch.cuda.is_initialized() and torch.cuda.get_rng_state().tolist()]
 
 
 class Recording:
@@ -80,7 +80,7 @@ class Recording:
         # by micro-batch: (b, T); tokens and reduction of the loss. By root in its forward call: whether with gradients
         self._calls: Counter[Any] = Counter()
         self._once, self._touched = set[Any](), set[int]()  # touched: micro-batches of the current backward pass
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = contextlib.ExitStack()
         self._given = self._latest = self._current = self._passes = 0
         self._split, self._scaler, self._loss_scale, self._random = False, None, 1.0, [0]
         world: Any = torch.distributed if torch.distributed.is_available() else None
@@ -120,11 +120,10 @@ class Recording:
         for name, parameter in self._parameters:
             self._add(name, "parameter", parameter)
         for root in self._roots:
-            self._undo.append(root.register_forward_pre_hook(self._enter_root).remove)
+            self._undo.callback(root.register_forward_pre_hook(self._enter_root).remove)
+            self._undo.callback(root.register_forward_hook(self._leave_root).remove)
         for name, module, root in self._recorded:
-            self._undo.append(module.register_forward_hook(functools.partial(self._forward, name, root)).remove)
-        for root in self._roots:
-            self._undo.append(root.register_forward_hook(self._leave_root).remove)
+            self._undo.callback(module.register_forward_hook(functools.partial(self._forward, name, root)).remove)
         replaced = {id(function): functools.partial(observer, function) for function, observer in (
             (torch.autograd.backward, self._backward), (torch.autograd.grad, self._backward),
             (torch._C._nn.cross_entropy_loss, self._cross_entropy), (torch.nn.utils.clip_grad_norm_, self._clip))}
@@ -132,6 +131,8 @@ class Recording:
             for key, value in list(vars(holder).items()) if hasattr(holder, "__dict__") else ():
                 if id(value) in replaced:
                     self._replace(holder, key, value, replaced[id(value)])
+        if early_stop := getattr(torch.utils.checkpoint, "set_checkpoint_early_stop", None):
+            self._undo.enter_context(early_stop(False))  # recompute all outputs, to compare them
         for one in self._optimizers:
             self._replace(one, "step", vars(one).get("step"), functools.partial(self._step, one, one.step))
         scaler: Any = next(kind for kind in reversed(torch.cuda.amp.GradScaler.__mro__) if "scale" in vars(kind))
@@ -141,12 +142,10 @@ class Recording:
 
     def _replace(self, holder: Any, key: str, original: Any, replacement: Any) -> None:
         setattr(holder, key, replacement)
-        self._undo.append(functools.partial(delattr, holder, key) if original is None
-                          else functools.partial(setattr, holder, key, original))
+        self._undo.callback(*(delattr, holder, key) if original is None else (setattr, holder, key, original))
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
         if kind is None:
             self._gradients(".grad")
             for name, parameter in self._parameters if "optimizer" in self._info else ():
@@ -196,8 +195,7 @@ class Recording:
             self._calls[id(root)] += torch.is_grad_enabled()
 
     def _leave_root(self, root: Any, given: Any, output: Any) -> None:
-        if not self._passes:
-            self._info["dropout"] |= self._open.pop(id(root), False) and self._random != _random_state()
+        self._info["dropout"] |= self._open.pop(id(root), False) and self._random != _random_state()
 
     def _forward(self, name: str, root: Any, module: Any, given: Any, output: Any) -> None:
         """Records an output. Micro-batches are counted by calls of the root, or of the module if used without it."""
@@ -226,7 +224,7 @@ class Recording:
         if output.requires_grad and (name, microbatch, suffix) not in self._once:
             self._once.add((name, microbatch, suffix))
             observer = functools.partial(self._output_grad, name, microbatch, suffix + ".grad")
-            self._undo.append(output.register_hook(observer).remove)
+            self._undo.callback(output.register_hook(observer).remove)
 
     def _output_grad(self, name: str, microbatch: int, suffix: str, grad: Any) -> None:
         """Gradients of two backward passes add; torch.autograd.grad divides one pass into two."""
@@ -239,7 +237,6 @@ class Recording:
             self._tensors[key] += local(grad).cpu().reshape(self._tensors[key].shape)
 
     def _backward(self, original: Any, tensors: Any, *given: Any, **more: Any) -> Any:
-        weights = _listed(given[0] if given else more.get("grad_tensors", more.get("grad_outputs")))
         if not self._passes:
             self._touched, self._split = set(), original.__name__ == "grad"
         self._passes += 1
@@ -247,8 +244,9 @@ class Recording:
             return original(tensors, *given, **more)
         finally:
             self._passes -= 1
-            if not self._passes and not self._split and all(weight is None for weight in weights):
-                self._loss(sum(local(root) for root in _listed(tensors)) / self._loss_scale)
+            scalars = [local(root) for root in _listed(tensors) if isinstance(root, torch.Tensor) and root.dim() == 0]
+            if not self._passes and scalars and (self._touched or not self._split):
+                self._loss(sum(scalars) / self._loss_scale)
 
     def _loss(self, value: Any) -> None:
         """The root of a backward pass is the loss of the micro-batch to whose outputs it has gradients."""
@@ -259,20 +257,19 @@ class Recording:
         self._info["losses"].append({"microbatch": microbatch, "value": _finite(value), "scale": self._loss_scale}
                                     | self._counted.get(microbatch, {}))
 
-    def _cross_entropy(self, original: Any, logits: Any, target: Any, weight: Any = None, reduction: int = 1,
-                       ignored: int = -100, smoothing: float = 0.0) -> Any:
+    def _cross_entropy(self, original: Any, logits: Any, target: Any, *given: Any) -> Any:
         observed = (any(self._open.values()) if self._open else torch.is_grad_enabled()) and not self._passes
         if observed and not target.is_floating_point():
             counted, (b, t) = self._counted.setdefault(self._latest, {}), self._rows.get(self._latest, (1, 0))
-            counted["reduction"] = ("none", "mean", "sum")[reduction]
-            targets = local(target).masked_fill(local(target) == ignored, -1)
+            counted["reduction"] = ("none", "mean", "sum")[given[1]]
+            targets = local(target).masked_fill(local(target) == given[2], -1)
             if targets.numel() == b * (t - 1):  # the last token has no target
                 targets = torch.nn.functional.pad(targets.reshape(b, -1), (0, 1), value=-1)
             if targets.numel() == b * t:
                 self._tokens("targets", targets.reshape(b, t), self._latest)
             elif ("targets", self._latest, "") not in self._keys:  # a chunk
                 counted["tokens"] = counted.get("tokens", 0) + int((targets != -1).sum())
-        return original(logits, target, weight, reduction, ignored, smoothing)
+        return original(logits, target, *given)
 
     def _clip(self, original: Any, parameters: Any, max_norm: float, *given: Any, **more: Any) -> Any:
         states = getattr(self._scaler, "_per_optimizer_states", {}).values()
@@ -283,9 +280,8 @@ class Recording:
         return norm
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
-        scaled = original(scaler, outputs)
         self._scaler, self._loss_scale = scaler, float(scaler.get_scale())
-        return scaled
+        return original(scaler, outputs)
 
     def _gradients(self, suffix: str, scale: float = 1.0) -> None:
         """Reads all gradients, the first time it is called for a suffix; Megatron-LM's are in `main_grad`."""

@@ -24,7 +24,7 @@ class Recorded:
             entries = json.loads(metadata["tensors"])
             assert entries.keys() == arrays.keys()
             for key, entry in entries.items():
-                where = (info["axes"].get("dp", [0, 1])[0], entry["microbatch"]) if "microbatch" in entry else ()
+                where = (row_rank(info["axes"]), entry["microbatch"]) if "microbatch" in entry else ()
                 slices.setdefault((entry["name"], entry["kind"]), {}).setdefault(where, []).append(
                     (entry, np.array(arrays[key]), info))
         self.tensors = {}
@@ -36,11 +36,25 @@ class Recorded:
                 self.tensors[name, kind] = np.concatenate(full) if kind in ACTIVATIONS else full[0]
 
 
+def row_rank(axes):
+    """The data coordinate: mixed radix over the axes whose names begin with dp."""
+    rank = 0
+    for axis in sorted(name for name in axes if name.startswith("dp")):
+        rank = rank * axes[axis][1] + axes[axis][0]
+    return rank
+
+
 def fill(slices):
     """The full tensor from its slices; every element must be present, and replicas must agree."""
     full, written = np.zeros(slices[0][0]["shape"]), np.zeros(slices[0][0]["shape"], bool)
+    partial = {axis for entry, *_ in slices for axis in entry.get("partial", ())}
+    assert len(partial) <= 1, "partial sums over several axes"
+    if partial:  # the sum over the axis, for complete slices
+        assert all("partial" in entry and "index" not in entry for entry, *_ in slices)
+        axis, = partial
+        return sum({info["axes"][axis][0]: values.astype(np.float64) for _, values, info in slices}.values())
     for entry, values, _ in slices:
-        assert entry["shape"] == list(full.shape) and "partial" not in entry
+        assert entry["shape"] == list(full.shape)
         index = entry.get("index") or [[[0, extent]] for extent in full.shape]
         at = np.ix_(*[np.concatenate([np.arange(*one) for one in ranges]) for ranges in index]) if index else ()
         if entry["kind"] != "loss":

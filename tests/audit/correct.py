@@ -298,8 +298,9 @@ def initial(options, name):
     """The full initial value of a parameter: a function of its name."""
     c, d = options.channels, options.channels // options.heads
     wide, shared = (options.hidden, c), (options.kv_heads * d, c)
-    shapes = {"q_proj": (c, c), "k_proj": shared, "v_proj": shared, "o_proj": (c, c), "gate_proj": wide, "up_proj": wide,
-              "down_proj": (c, options.hidden), "embed_tokens": (options.vocab, c), "lm_head": (options.vocab, c)}
+    shapes = {"q_proj": (c, c), "k_proj": shared, "v_proj": shared, "o_proj": (c, c), "gate_proj": wide,
+              "up_proj": wide, "down_proj": (c, options.hidden), "embed_tokens": (options.vocab, c),
+              "lm_head": (options.vocab, c)}
     kind = "embed_tokens" if options.tied and "lm_head" in name else name.split(".")[-2]
     seed = zlib.crc32(("model.embed_tokens.weight" if kind == "embed_tokens" else name).encode()) + options.seed
     values = torch.randn(shapes.get(kind, (c,)), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
