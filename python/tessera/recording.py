@@ -77,7 +77,8 @@ LISTS = {"ModuleList", "ModuleDict"}
 REFUSED = {"FullyShardedDataParallel": "FSDP1: expected fully_shard (FSDP2) or DistributedDataParallel",
            "DeepSpeedEngine": "DeepSpeed: expected the model without its engine",
            "OptimizedModule": "torch.compile: expected the model before compilation",
-           "ScriptModule": "TorchScript: expected the model before compilation"}
+           "ScriptModule": "TorchScript: expected the model before compilation",
+           "GraphModule": "captured module: expected the model before it is captured"}
 EXPERTS = 99  # depth of modules whose rows depend on routing
 
 

@@ -70,3 +70,17 @@ def distance(ours, theirs):
     ours, theirs = ours.astype(np.float64).ravel(), theirs.astype(np.float64).ravel()
     factor = float(ours @ theirs) / max(float(theirs @ theirs), 1e-300)
     return float(np.linalg.norm(ours - theirs)) / max(float(np.linalg.norm(theirs)), 1e-300), factor
+
+
+def check_equal(ours, theirs, bound):
+    """Asserts that all tensors are equal, gradients of outputs up to one factor; `theirs` may have more outputs."""
+    assert ours.tensors.keys() <= theirs.tensors.keys()
+    assert {key for key in theirs.tensors if not key[1].startswith("output")} <= ours.tensors.keys()
+    factors = {}
+    for (name, kind), found in ours.tensors.items():
+        expected = theirs.tensors[name, kind]
+        if kind == "output_grad":
+            factors[name] = distance(found, expected)[1]
+        if kind != "loss":
+            assert distance(found, factors.get(name, 1) * expected)[0] <= bound, (name, kind)
+    assert max(factors.values()) - min(factors.values()) <= bound * max(factors.values())
