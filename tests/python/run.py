@@ -15,6 +15,7 @@ def main():
         os.execv(python, [python, *sys.argv])
     files = sys.argv[2:]
     needed = NEEDED + (["nbclient", "ipykernel"] if any("notebooks" in name for name in files) else [])
+    needed += ["torch"] if any("recorder" in name for name in files) else []
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(f"the Python client is not tested: {sys.executable} has no {', '.join(missing)}")

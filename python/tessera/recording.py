@@ -1,0 +1,147 @@
+"""Contents of a recording: modules, slices of tensors, published names, the file. This part does not import torch."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The position of a rank's tensor in the full tensor.
+
+    shape: that of the full tensor; for activations (b, T, C) of this micro-batch of this data rank.
+    index: for each dim the list of ranges [start, stop) that the rank holds, in the order of its tensor; None: all.
+    partial: axes over which the values must be summed. name: replaces the name of the module or parameter.
+    tensor: replaces the values, for example by a transposed view.
+    """
+
+    shape: Sequence[int]
+    index: Sequence[Sequence[Sequence[int]]] | None = None
+    partial: Sequence[str] = ()
+    name: str | None = None
+    tensor: Any = None
+
+    @classmethod
+    def shard(cls, tensor: Any, dim: int, rank: int, size: int, **more: Any) -> Slice:
+        """The slice of rank `rank` of a tensor that is sharded evenly over `size` ranks along `dim`."""
+        shape, index = list(tensor.shape), [[[0, extent]] for extent in tensor.shape]
+        index[dim] = [[rank * shape[dim], (rank + 1) * shape[dim]]]
+        shape[dim] *= size
+        return cls(shape, index, **more)
+
+
+def is_dtensor(tensor: Any) -> bool:
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Any) -> Any:
+    """The values that this rank holds, without their gradient."""
+    return (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
+
+
+def axis_name(mesh: Any, dim: int) -> str:
+    """The name of a mesh axis; names of data axes begin with "dp"."""
+    name = mesh.mesh_dim_names[dim] if mesh.mesh_dim_names else f"dp{dim}" if mesh.ndim > 1 else "dp"
+    return f"dp_{name}" if re.match("fsdp|ddp|data|replicate|shard", name) else name
+
+
+def dtensor_axes(tensors: Iterable[Any]) -> dict[str, Any]:
+    """Coordinate and size of each mesh axis of the DTensors among these."""
+    meshes = [tensor.device_mesh for tensor in tensors if is_dtensor(tensor)]
+    return {axis_name(mesh, i): (mesh.get_local_rank(i), mesh.size(i)) for mesh in meshes for i in range(mesh.ndim)}
+
+
+def dtensor_slice(tensor: Any) -> Slice:
+    """The slice of a DTensor. Strided shards (FSDP2 over TP on one dim) were applied after the other shards."""
+    index, mesh = [[0, extent] for extent in tensor.shape], tensor.device_mesh
+    kinds = [type(placement).__name__ for placement in tensor.placements]
+    for i in sorted(range(len(kinds)), key=lambda i: (1, -i) if kinds[i] == "_StridedShard" else (0, i)):
+        if kinds[i].endswith("Shard"):
+            dim, rank, size = tensor.placements[i].dim, mesh.get_local_rank(i), mesh.size(i)
+            start, stop = index[dim]
+            chunk = -(-(stop - start) // size)  # the last ranks have fewer elements, or none
+            index[dim] = [min(start + rank * chunk, stop), min(start + (rank + 1) * chunk, stop)]
+    partial = [axis_name(mesh, i) for i, kind in enumerate(kinds) if "Partial" in kind]
+    return Slice(list(tensor.shape), [[interval] for interval in index], partial)
+
+
+WRAPPERS = {"DistributedDataParallel", "CheckpointWrapper"}
+LISTS = {"ModuleList", "ModuleDict"}
+REFUSED = {"FullyShardedDataParallel": "FSDP1: expected fully_shard (FSDP2) or DistributedDataParallel",
+           "DeepSpeedEngine": "DeepSpeed: expected the model without its engine",
+           "OptimizedModule": "torch.compile: expected the model before compilation",
+           "ScriptModule": "TorchScript: expected the model before compilation",
+           "GraphModule": "captured module: expected the model before it is captured"}
+EXPERTS = 99  # depth of modules whose rows depend on routing
+
+
+def _classes(module: Any) -> set[str]:
+    compiled = {"OptimizedModule"} if getattr(module, "_compiled_call_impl", None) else set()
+    return {kind.__name__ for kind in type(module).__mro__} | compiled
+
+
+def modules(root: Any) -> Iterator[tuple[str, Any, int]]:
+    """(name, module, depth) without wrappers; depth: 0 outside of blocks, 1 for a block, 2 for its branches, ..."""
+    found: dict[str, tuple[str, Any, int]] = {}
+    for path, module in root.named_modules():
+        for refused in _classes(module) & REFUSED.keys():
+            raise ValueError(f"{path or 'model'}: {REFUSED[refused]}, got {type(module).__name__}")
+        above, _, key = path.rpartition(".")
+        name, parent, depth = found.get(above, ("", None, 0))
+        if path and not _classes(parent) & WRAPPERS:
+            name, listed = f"{name}.{key}".lstrip("."), _classes(parent) & {*LISTS, "Sequential"}
+            depth = EXPERTS if depth > 1 and listed & LISTS else depth + bool(depth or listed)
+        found[path] = (name, module, depth)
+        yield found[path]
+
+
+def is_recorded(name: str, module: Any, depth: int, detail: str) -> bool:
+    """Whether outputs of a module are recorded at this level of detail."""
+    if not name or depth >= EXPERTS or _classes(module) & (LISTS | WRAPPERS):
+        return False
+    leaf = next(module.children(), None) is None
+    return detail == "modules" or depth == 1 or (depth == 2 and not leaf) or (
+        not depth and leaf and next(module.parameters(), None) is not None)
+
+
+class NameMap:
+    """A TOML file of names and their published names, each with at most one {i}; the longest match is replaced."""
+
+    def __init__(self, path: Any) -> None:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        for key, value in table.items():
+            if not isinstance(value, str) or max(key.count("{i}"), value.count("{i}")) > 1:
+                raise ValueError(f"{path}: {key}: expected a name with at most one {{i}}, got {value!r}")
+        self._patterns = [(re.compile(re.escape(key).replace(r"\{i\}", r"(?P<i>\d+)") + r"(?=\.|$)"), table[key])
+                          for key in sorted(table, key=len, reverse=True)]
+
+    def __call__(self, name: str) -> str:
+        for pattern, published in self._patterns:
+            if found := pattern.match(name):
+                return str(published).replace("{i}", found.groupdict().get("i", "")) + name[found.end():]
+        return name
+
+
+def write(path: Path, tensors: Mapping[str, tuple[str, list[int], Any]], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file of (type, shape, bytes as a numpy array); it gets its name when it is complete."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    position = 0
+    aligned = sorted(tensors.items(), key=lambda entry: -int(re.sub(r"\D", "", entry[1][0]) or 8))
+    for key, (kind, shape, data) in aligned:
+        header[key] = {"dtype": kind, "shape": shape, "data_offsets": [position, position + data.nbytes]}
+        position += data.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{path}.tmp", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, (_, _, data) in aligned:
+            file.write(data)
+    os.replace(f"{path}.tmp", path)
