@@ -222,7 +222,7 @@ int run(const AuditOptions& o) {
       directory.emplace(temporary_directory() / "tessera_audit");
       fs::create_directories(directory->path());
       const audit::ReferenceRuns runs = audit::run_references(found, {model.config, model.tensors}, directory->path());
-      reference.emplace(runs.reference);
+      reference.emplace(runs.reference, expected);
       for (const fs::path& path : runs.repeats) repeats.push_back(std::make_unique<Recording>(path));
       head += fmt::format("reference: {} on one rank; {} runs in {}: {}\n", expected, runs.names.size(),
                           duration(runs.seconds), fmt::join(runs.names, ", "));
@@ -233,6 +233,8 @@ int run(const AuditOptions& o) {
                           repeats.size() == 1 ? "" : "s");
     }
     r = audit::compare(found, *reference, repeats);
+    if (directory && found.step() > 1)
+      r.notes.push_back(fmt::format("step {}: the reference begins with the recorded parameters", found.step()));
   }
   if (o.html) write_file(*o.html, audit_page(r, head));
   print(o.format == "json" ? audit_json(r) : audit_text(r, head));

@@ -21,6 +21,7 @@
 #include "train/checkpoint/state.h"
 #include "verify/audit/compare.h"
 #include "verify/audit/reference.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -52,10 +53,17 @@ using InfoFault = std::function<void(Json&)>;
 
 std::vector<double> doubles(const TensorBytes& t) {
   std::vector<double> out;
-  const Tensor values = Tensor::empty({std::ssize(t.bytes) / element_size(t.dtype)}, t.dtype, make_arena());
-  std::memcpy(values.raw(), t.bytes.data(), t.bytes.size());
-  if (is_floating(t.dtype)) return test::host_values(values);
-  for (const int32_t x : values.to_vector<int32_t>()) out.push_back(x);
+  const auto read = [&]<class T>(T) {
+    for (size_t at = 0; at < t.bytes.size(); at += sizeof(T)) {
+      T x;
+      std::memcpy(&x, t.bytes.data() + at, sizeof(T));
+      out.push_back(static_cast<double>(static_cast<Accumulate<T>>(x)));
+    }
+  };
+  if (t.dtype == DType::int32)
+    read(int32_t());
+  else
+    with_floating(t.dtype, "test", read);
   return out;
 }
 
@@ -162,8 +170,7 @@ class Dump {
   void write(const Mesh& mesh, int rank, const fs::path& to, const Fault& fault, const InfoFault& change) const {
     const int64_t tp = rank % mesh.tp, cp = rank / mesh.tp % mesh.cp, dp = rank / (mesh.tp * mesh.cp);
     std::vector<Recorded> all;
-    int64_t batch = 8, tokens = 0;
-    for (const double t : tensors_.at("targets").values) tokens += t >= 0 ? 1 : 0;
+    int64_t batch = 8;
     Json losses = Json::array();
     for (const auto& [name, full] : tensors_) {
       Recorded r{rank, dp, tp, cp, 0, Kind::output, name, full.shape, {}, {}};
@@ -216,26 +223,22 @@ class Dump {
     info["losses"] = losses;
     info["clip"] = Json();
     if (change) change(info);
-    std::vector<Tensor> tensors;
+    std::vector<std::vector<int32_t>> integers(all.size());
     std::vector<TensorBytes> bytes;
-    tensors.reserve(all.size());
     for (size_t i = 0; i < all.size(); ++i) {
       Recorded& r = all[i];
       if (fault) fault(r);
-      Shape local;
       std::vector<int64_t> sizes;
       Json index = Json::array();
       for (const Range& range : r.index) {
         sizes.push_back(range.size());
         index.push_back({{range.begin, range.end}});
       }
-      const bool integers = r.kind == Kind::input_ids || r.kind == Kind::targets;
-      const Tensor values = Tensor::of<double>(r.values, {std::ssize(r.values)}, make_arena());
-      tensors.push_back(integers ? Tensor::of<int32_t>(std::vector<int32_t>(r.values.begin(), r.values.end()),
-                                                       {std::ssize(r.values)}, make_arena())
-                                 : values);
-      TensorBytes& t = bytes.emplace_back(as_bytes(std::to_string(i), tensors.back()));
-      t.shape = sizes;
+      const bool tokens = r.kind == Kind::input_ids || r.kind == Kind::targets;
+      if (tokens) integers[i].assign(r.values.begin(), r.values.end());
+      const TensorBytes& t = bytes.emplace_back(TensorBytes{
+          std::to_string(i), tokens ? DType::int32 : DType::float64, sizes,
+          tokens ? std::as_bytes(std::span(integers[i])) : std::as_bytes(std::span<const double>(r.values))});
       entries[t.name] = {{"name", r.name},
                          {"kind", to_string(r.kind)},
                          {"microbatch", r.microbatch},

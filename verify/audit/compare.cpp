@@ -618,7 +618,7 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
     wrong.distance = t.distance, wrong.tolerance = t.tolerance, wrong.axis = t.axis, wrong.ndim = t.ndim;
     const double residual = std::abs(t.distance * t.distance - (t.factor - 1) * (t.factor - 1));
     if (std::abs(t.factor - 1) > t.factor_tolerance &&
-        std::sqrt(residual) <= std::max(t.tolerance * std::abs(t.factor), 1e-5))
+        std::sqrt(residual) <= std::max(t.tolerance * std::abs(t.factor), 1e-4 * std::abs(t.factor - 1)))
       wrong.factor = t.factor;
     if (t.sum_factor != 0) wrong.sum_factor = t.sum_factor;
     if (out.first) continue;

@@ -188,7 +188,7 @@ int64_t layer_index(std::string_view name) {
   return -1;
 }
 
-Recording::Recording(const fs::path& path) : what_(path.string()) {
+Recording::Recording(const fs::path& path, const std::string& name) : what_(name.empty() ? path.string() : name) {
   std::vector<fs::path> files;
   if (!is_there(path)) bad_input("{}: no such file or directory; expected a recording", what_);
   if (!names_directory(path)) {

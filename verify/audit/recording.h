@@ -86,7 +86,8 @@ struct TokenRow {
 class Recording {
  public:
   // Throws InputError for malformed files and slices, missing ranks, and ranks of different steps.
-  explicit Recording(const std::filesystem::path& path);
+  // `name` replaces the path in messages.
+  explicit Recording(const std::filesystem::path& path, const std::string& name = "");
 
   const std::string& what() const { return what_; }
   const std::vector<RankInfo>& ranks() const { return ranks_; }

@@ -10,12 +10,16 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/bad_input.h"
 #include "models/families.h"
+#include "models/hub_tensors.h"
 #include "parallel/comm/launch.h"
 #include "train/trainer.h"
 
@@ -42,6 +46,38 @@ FullTensors moved(FullTensors weights) {
           x = static_cast<T>(
               static_cast<Accumulate<T>>(static_cast<double>(static_cast<Accumulate<T>>(x)) * (1 + ulp)));
           std::memcpy(to.data() + at, &x, sizeof(T));
+        }
+      });
+    };
+  };
+}
+
+// Parameters in the recording, for steps after the first; others are those of the model.
+FullTensors recorded_weights(const Recording& found, const ReferenceModel& model) {
+  std::map<std::string, HubTensor> table;
+  for (HubTensor& t : hub_tensors(model.config)) table[t.name] = std::move(t);
+  return [&found, &model, table](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    const auto tensor = table.find(name);
+    std::vector<double> all, part;
+    if (tensor == table.end() || dtype == DType::uint8) return model.weights(name, dtype, shape);
+    for (const HubTensor::Slice& slice : tensor->second.slices) {
+      const auto* const stored = found.find(Kind::parameter, slice.name);
+      if (!stored || stored->begin()->second.shape != tensor->second.slice_shape(slice))
+        return model.weights(name, dtype, shape);
+      const StoredTensor& t = stored->begin()->second;
+      found.read(t, 0, {0, t.rows()}, part);
+      if (tensor->second.transposed)
+        for (int64_t column = 0; column < t.width(); ++column)
+          for (int64_t row = 0; row < t.rows(); ++row)
+            all.push_back(part[static_cast<size_t>(row * t.width() + column)]);
+      else
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return [all, dtype](int64_t begin, std::span<std::byte> to) {
+      with_floating(dtype, "audit", [&]<class T>(T) {
+        for (size_t i = 0; (i + 1) * sizeof(T) <= to.size(); ++i) {
+          const T x = static_cast<T>(static_cast<Accumulate<T>>(all[static_cast<size_t>(begin) + i]));
+          std::memcpy(to.data() + i * sizeof(T), &x, sizeof(T));
         }
       });
     };
@@ -101,31 +137,32 @@ ReferenceRuns run_references(const Recording& found, const ReferenceModel& model
       ++job.plan.microbatches;
     while (job.optim.batch % job.plan.microbatches != 0);
   const Sequences sequences = recorded_sequences(found, job.model);
+  const FullTensors weights = found.step() > 1 ? recorded_weights(found, model) : model.weights;
   ReferenceRuns out;
-  const auto run = [&](const TrainConfig& config, const FullTensors& weights, const std::string& name) {
+  const auto run = [&](const TrainConfig& config, const FullTensors& values, const std::string& name) {
     const fs::path to = directory / fmt::format("{}", out.names.size());
     fs::create_directories(to);
     launch(launch_options(config.plan), [&](Communicator& world) {
       Trainer trainer(config, sequences, world);
-      begin_with(trainer.state().strategy().resident_units(), trainer.state().optimizer(), weights);
+      begin_with(trainer.state().strategy().resident_units(), trainer.state().optimizer(), values);
       trainer.dump(1, to);
       trainer.step();
     });
     out.names.push_back(name);
     return to / "dump_1.safetensors";
   };
-  out.reference = run(job, model.weights, std::string(to_string(job.optim.dtype)));
+  out.reference = run(job, weights, std::string(to_string(job.optim.dtype)));
   if (job.plan.microbatches < job.optim.batch) {
     TrainConfig single = job;
     single.plan.microbatches = job.optim.batch;
-    out.repeats.push_back(run(single, model.weights, "single sequences"));
+    out.repeats.push_back(run(single, weights, "single sequences"));
   }
   if (job.optim.dtype != DType::float64) {
     TrainConfig wide = job;
     wide.optim.dtype = DType::float64;
-    out.repeats.push_back(run(wide, model.weights, "float64"));
+    out.repeats.push_back(run(wide, weights, "float64"));
   }
-  out.repeats.push_back(run(job, moved(model.weights), "embeddings moved by one ulp"));
+  out.repeats.push_back(run(job, moved(weights), "embeddings moved by one ulp"));
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return out;
 }

@@ -23,8 +23,9 @@ struct ReferenceRuns {
   double seconds = 0;
 };
 
-// Runs the step in the dtype of the recording's activations, with other micro-batches, in fp64, and with token
-// embeddings moved by one ulp. Throws InputError if the recording has no tokens or tokens outside the vocabulary.
+// Runs the step from the weights of the model, after step 1 from those of the recording, in the dtype of the
+// recording's activations, with other micro-batches, in fp64, and with token embeddings moved by one ulp. Throws
+// InputError if the recording has no tokens or tokens outside the vocabulary.
 ReferenceRuns run_references(const Recording& found, const ReferenceModel& model,
                              const std::filesystem::path& directory);
 
