@@ -261,7 +261,7 @@ class Dump {
   std::map<std::string, Tensor> weights_;
 };
 
-AuditResult audit_of(const fs::path& found, const fs::path& expected) {
+AuditResult audit_recording(const fs::path& found, const fs::path& expected) {
   return audit::compare(Recording(found), Recording(expected), {});
 }
 
@@ -280,7 +280,7 @@ TEST(Audit, CorrectRecordingsHaveNoDivergence) {
   for (const Mesh& mesh :
        {Mesh{}, Mesh{.dp = 2}, Mesh{.tp = 2}, Mesh{.cp = 2}, Mesh{.m = 2}, Mesh{.dp = 2, .tp = 2, .cp = 2, .m = 2}}) {
     const std::string name = fmt::format("dp{}tp{}cp{}m{}", mesh.dp, mesh.tp, mesh.cp, mesh.m);
-    const AuditResult r = audit_of(dump().split(mesh, name), dump().path());
+    const AuditResult r = audit_recording(dump().split(mesh, name), dump().path());
     EXPECT_EQ(r.verdict, Verdict::correct) << name << ": " << (r.causes.empty() ? "" : r.causes[0].evidence);
     EXPECT_GT(r.tensors.size(), 40u);
     EXPECT_GT(std::ranges::count_if(r.tensors, [](const auto& t) { return t.key.kind == Kind::updated; }), 10);
@@ -411,7 +411,8 @@ std::vector<Case> cases() {
 TEST(Audit, NamesTheCauseOfEachFault) {
   int at = 0;
   for (const Case& c : cases()) {
-    const AuditResult r = audit_of(dump().split(c.mesh, fmt::format("case{}", at++), c.fault, c.info), dump().path());
+    const AuditResult r =
+        audit_recording(dump().split(c.mesh, fmt::format("case{}", at++), c.fault, c.info), dump().path());
     EXPECT_EQ(r.verdict, Verdict::diverges) << c.cause;
     ASSERT_FALSE(r.causes.empty()) << c.cause;
     EXPECT_EQ(r.causes[0].cause, c.cause) << at - 1 << ": " << r.causes[0].evidence;
@@ -419,11 +420,11 @@ TEST(Audit, NamesTheCauseOfEachFault) {
 }
 
 TEST(Audit, SumOfTokensIsAConvention) {
-  const AuditResult r = audit_of(dump().split({}, "sum",
-                                              [](Recorded& t) {
-                                                if (t.kind == Kind::grad) scale_by(t, 8 * 16);
-                                              }),
-                                 dump().path());
+  const AuditResult r = audit_recording(dump().split({}, "sum",
+                                                     [](Recorded& t) {
+                                                       if (t.kind == Kind::grad) scale_by(t, 8 * 16);
+                                                     }),
+                                        dump().path());
   ASSERT_FALSE(r.causes.empty());
   EXPECT_EQ(r.causes[0].cause, "sum-instead-of-mean");
   EXPECT_EQ(r.verdict, Verdict::correct);
@@ -439,11 +440,11 @@ TEST(Audit, CoefficientsOfMicrobatchesIdentifyTheCause) {
        {Weighted{"microbatch-dropped", {.m = 4}, {1, 1, 0, 1}}, Weighted{"microbatch-repeated", {.m = 4}, {1, 2, 0, 1}},
         Weighted{"not-synchronized", {.dp = 4}, {2, 2, 2, 0}}}) {
     const auto gradients = dump().gradients(w.weights);
-    const AuditResult r = audit_of(dump().split(w.mesh, w.cause,
-                                                [&](Recorded& t) {
-                                                  if (t.kind == Kind::grad) t.values = gradients.at(t.name);
-                                                }),
-                                   dump().path());
+    const AuditResult r = audit_recording(dump().split(w.mesh, w.cause,
+                                                       [&](Recorded& t) {
+                                                         if (t.kind == Kind::grad) t.values = gradients.at(t.name);
+                                                       }),
+                                          dump().path());
     ASSERT_FALSE(r.causes.empty()) << w.cause;
     EXPECT_EQ(r.causes[0].cause, w.cause) << r.causes[0].evidence;
     ASSERT_EQ(r.seen.weights.size(), 4u);
@@ -454,17 +455,17 @@ TEST(Audit, CoefficientsOfMicrobatchesIdentifyTheCause) {
 // Four sequences have 4 trained targets and four have 16: means over micro-batches have other weights.
 TEST(Audit, MeansOfMeansFollowFromUnequalTargets) {
   const Dump unequal("", true);
-  EXPECT_EQ(audit_of(unequal.split({.m = 2}, "right"), unequal.path()).verdict, Verdict::correct);
+  EXPECT_EQ(audit_recording(unequal.split({.m = 2}, "right"), unequal.path()).verdict, Verdict::correct);
   const Dump few("", true, {0, 4}), many("", true, {4, 8});  // means over their own targets
-  const AuditResult r = audit_of(unequal.split({.m = 2}, "means",
-                                               [&](Recorded& t) {
-                                                 if (t.kind != Kind::grad) return;
-                                                 t.values = few.value(t.name + ".grad");
-                                                 const std::vector<double>& rest = many.value(t.name + ".grad");
-                                                 for (size_t i = 0; i < rest.size(); ++i)
-                                                   t.values[i] = (t.values[i] + rest[i]) / 2;
-                                               }),
-                                 unequal.path());
+  const AuditResult r = audit_recording(unequal.split({.m = 2}, "means",
+                                                      [&](Recorded& t) {
+                                                        if (t.kind != Kind::grad) return;
+                                                        t.values = few.value(t.name + ".grad");
+                                                        const std::vector<double>& rest = many.value(t.name + ".grad");
+                                                        for (size_t i = 0; i < rest.size(); ++i)
+                                                          t.values[i] = (t.values[i] + rest[i]) / 2;
+                                                      }),
+                                        unequal.path());
   ASSERT_FALSE(r.causes.empty());
   EXPECT_EQ(r.causes[0].cause, "mean-of-means") << r.causes[0].evidence;
 }
@@ -510,7 +511,7 @@ TEST(Audit, OneRankOfTesseraIsAReference) {
 
 TEST(Audit, RejectsMalformedRecordings) {
   const auto refused = [](const fs::path& found, const fs::path& expected, const std::string& part) {
-    expect_error(Status::input, {part}, [&] { audit_of(found, expected); });
+    expect_error(Status::input, {part}, [&] { audit_recording(found, expected); });
   };
   const fs::path right = dump().path(), missing = dump().split({.dp = 2}, "missing"), torn = dump().split({}, "torn");
   fs::remove(missing / "rank_0001.safetensors");

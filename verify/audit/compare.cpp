@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -154,7 +155,7 @@ class Comparison {
               if (const auto all = found_.differing_axes(t, 0, r); all.size() == 1) axes[r] = all[0];
             described = &t;
           }
-          const double scale = key.kind == Kind::output_grad ? factor_of({b.found_batch, b.expected_batch}) : 1;
+          const double scale = key.kind == Kind::output_grad ? loss_factor({b.found_batch, b.expected_batch}) : 1;
           expected_.read(e, 0, b.other, there);
           if (t.replicas.size() > out.replicas.size()) {
             out.replicas.resize(t.replicas.size());
@@ -224,7 +225,7 @@ class Comparison {
   const Recording &found_, &expected_;
 
  private:
-  double factor_of(const std::pair<Batch, Batch>& pair) const {
+  double loss_factor(const std::pair<Batch, Batch>& pair) const {
     const auto found = factors_.find(pair);
     return found == factors_.end() || found->second == 0 ? 1 : found->second;
   }

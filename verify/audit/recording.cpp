@@ -20,6 +20,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/bad_input.h"
@@ -36,7 +37,7 @@ namespace {
 constexpr double kUnset = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kMaxRanks = 100000;
 
-int64_t product_of(const std::vector<int64_t>& shape, size_t first, size_t last) {
+int64_t count_elements(const std::vector<int64_t>& shape, size_t first, size_t last) {
   return std::accumulate(shape.begin() + static_cast<int64_t>(first), shape.begin() + static_cast<int64_t>(last),
                          int64_t{1}, std::multiplies<>());
 }
@@ -47,27 +48,27 @@ int64_t count_indices(const std::vector<Range>& ranges) {
   return n;
 }
 
-std::vector<Range> ranges_of_dim(const Slice& slice, const std::vector<int64_t>& shape, size_t dim) {
+std::vector<Range> dim_ranges(const Slice& slice, const std::vector<int64_t>& shape, size_t dim) {
   return slice.index.empty() ? std::vector<Range>{{0, shape[dim]}} : slice.index[dim];
 }
 
 int64_t elements(const Slice& slice, const std::vector<int64_t>& shape) {
   int64_t n = 1;
-  for (size_t d = 0; d < shape.size(); ++d) n *= count_indices(ranges_of_dim(slice, shape, d));
+  for (size_t d = 0; d < shape.size(); ++d) n *= count_indices(dim_ranges(slice, shape, d));
   return n;
 }
 
 bool overlap(const Slice& a, const Slice& b, const std::vector<int64_t>& shape) {
   for (size_t d = 0; d < shape.size(); ++d) {
     bool common = false;
-    for (const Range& x : ranges_of_dim(a, shape, d))
-      for (const Range& y : ranges_of_dim(b, shape, d)) common = common || (x.begin < y.end && y.begin < x.end);
+    for (const Range& x : dim_ranges(a, shape, d))
+      for (const Range& y : dim_ranges(b, shape, d)) common = common || (x.begin < y.end && y.begin < x.end);
     if (!common) return false;
   }
   return true;
 }
 
-double epsilon_of(const TensorBytes& t) {
+double precision(const TensorBytes& t) {
   if (t.is_half) return 0x1p-10;
   return t.dtype == DType::bfloat16 ? 0x1p-7 : t.dtype == DType::float32 ? 0x1p-23 : 0x1p-52;
 }
@@ -120,7 +121,7 @@ int64_t local_index(const std::vector<Range>& ranges, int64_t i) {
 bool is_parameter_name(std::string_view name) { return name.ends_with(".weight") || name.ends_with(".bias"); }
 
 // Names without an entry: those of dumps.
-Key key_of_plain_name(const std::string& name) {
+Key plain_key(const std::string& name) {
   for (const auto& [plain, kind] : {std::pair{"input_ids", Kind::input_ids},
                                     {"targets", Kind::targets},
                                     {"loss", Kind::loss},
@@ -176,7 +177,7 @@ std::vector<int64_t> parse_shape(const Json& shape, const std::string& what) {
 
 }  // namespace
 
-int64_t StoredTensor::rows() const { return shape.empty() ? 1 : product_of(shape, 0, shape.size() - 1); }
+int64_t StoredTensor::rows() const { return shape.empty() ? 1 : count_elements(shape, 0, shape.size() - 1); }
 
 int64_t layer_index(std::string_view name) {
   for (size_t at = 0; at < name.size();) {
@@ -246,7 +247,7 @@ void Recording::open(const fs::path& file, size_t rank, size_t ranks) {
 
 void Recording::add(size_t rank, const TensorBytes& bytes, const Json& entry) {
   const std::string what = fmt::format("{}: tensor '{}'", files_[rank]->what(), bytes.name);
-  Key key = key_of_plain_name(bytes.name);
+  Key key = plain_key(bytes.name);
   Slice slice{.rank = static_cast<int>(rank), .bytes = &bytes};
   std::vector<int64_t> shape = bytes.shape;
   Batch batch{0, 0};
@@ -273,7 +274,7 @@ void Recording::add(size_t rank, const TensorBytes& bytes, const Json& entry) {
     batch.first = ranks_[rank].data;
   else
     batch = {0, 0};
-  if (elements(slice, shape) != product_of(bytes.shape, 0, bytes.shape.size()))
+  if (elements(slice, shape) != count_elements(bytes.shape, 0, bytes.shape.size()))
     bad_input("{}: index: expected {} elements of ({}), got ({})", what, elements(slice, shape), fmt::join(shape, ", "),
               fmt::join(bytes.shape, ", "));
   StoredTensor& to = tensors_[key][batch];
@@ -286,7 +287,7 @@ void Recording::add(size_t rank, const TensorBytes& bytes, const Json& entry) {
               to.replicas[0][0].rank, fmt::join(shape, ", "));
   to.replicas[0].push_back(slice);
   if (is_floating(bytes.dtype) && (key.kind == Kind::output || key.kind == Kind::output_grad))
-    epsilon_ = std::max(epsilon_, epsilon_of(bytes));
+    epsilon_ = std::max(epsilon_, precision(bytes));
 }
 
 // Each slice belongs to the first replica in which it overlaps no slice with the same partial coordinates.
@@ -308,7 +309,7 @@ void Recording::group_slices() {
       tensor.replicas = std::move(replicas);
       std::map<std::vector<int>, int64_t> covered;
       for (const Slice& slice : tensor.replicas[0]) covered[slice.partial] += elements(slice, shape);
-      const int64_t all = product_of(shape, 0, shape.size());
+      const int64_t all = count_elements(shape, 0, shape.size());
       for (const auto& [partial, count] : covered)
         if (count != all)
           findings_.push_back(fmt::format("{} '{}': {} of {} elements are in no slice", to_string(key.kind), key.name,
@@ -316,8 +317,7 @@ void Recording::group_slices() {
     }
   if (epsilon_ > 0) return;
   for (const auto& [key, batches] : tensors_)
-    if (key.kind == Kind::grad)
-      epsilon_ = std::max(epsilon_, epsilon_of(*batches.begin()->second.replicas[0][0].bytes));
+    if (key.kind == Kind::grad) epsilon_ = std::max(epsilon_, precision(*batches.begin()->second.replicas[0][0].bytes));
 }
 
 void Recording::read_tokens() {
@@ -399,11 +399,10 @@ void Recording::read(const StoredTensor& t, size_t replica, Range rows, std::vec
   const size_t outer = t.shape.empty() ? 0 : t.shape.size() - 1;
   std::vector<double> values;
   for (const Slice& slice : t.replicas[replica]) {
-    const std::vector<Range> columns =
-        t.shape.empty() ? std::vector<Range>{{0, 1}} : ranges_of_dim(slice, t.shape, outer);
+    const std::vector<Range> columns = t.shape.empty() ? std::vector<Range>{{0, 1}} : dim_ranges(slice, t.shape, outer);
     const int64_t stored = count_indices(columns);
     std::vector<std::vector<Range>> index;
-    for (size_t d = 0; d < outer; ++d) index.push_back(ranges_of_dim(slice, t.shape, d));
+    for (size_t d = 0; d < outer; ++d) index.push_back(dim_ranges(slice, t.shape, d));
     values.resize(static_cast<size_t>(stored));
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       int64_t local = 0, scale = 1, rest = row;
@@ -429,10 +428,10 @@ void Recording::read(const StoredTensor& t, size_t replica, Range rows, std::vec
 
 int Recording::owner(const StoredTensor& t, size_t replica, int64_t row, int64_t column) const {
   for (const Slice& slice : t.replicas[replica]) {
-    bool inside = t.shape.empty() || local_index(ranges_of_dim(slice, t.shape, t.shape.size() - 1), column) >= 0;
+    bool inside = t.shape.empty() || local_index(dim_ranges(slice, t.shape, t.shape.size() - 1), column) >= 0;
     int64_t rest = row;
     for (size_t d = t.shape.empty() ? 0 : t.shape.size() - 1; d-- > 0; rest /= t.shape[d])
-      inside = inside && local_index(ranges_of_dim(slice, t.shape, d), rest % t.shape[d]) >= 0;
+      inside = inside && local_index(dim_ranges(slice, t.shape, d), rest % t.shape[d]) >= 0;
     if (inside) return slice.rank;
   }
   return -1;
