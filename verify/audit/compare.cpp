@@ -396,11 +396,21 @@ std::optional<TensorResult> compare_losses(const Recording& found, const Recordi
   out.distance = std::numeric_limits<double>::infinity();
   for (const double x : values(ours, static_cast<double>(seen.dp), static_cast<double>(seen.microbatches)))
     for (const double y : values(theirs, static_cast<double>(expected.axis_size("dp")), their_m))
-      if (const double d = std::abs(x - y) / std::abs(y); d < out.distance) out.distance = d, out.factor = x / y;
+      if (const double d = std::abs(x - y) / std::abs(y); d < out.distance) {
+        out.distance = d, out.factor = x / y;
+        seen.loss_difference = x - y;
+      }
   out.tolerance = out.factor_tolerance = tolerance;
   out.wrong = out.distance > tolerance;
   out.elements = 1;
   return out;
+}
+
+// The parameter of a gradient, if its slices are complete; null otherwise.
+const StoredTensor* find_parameter(const Comparison& c, const TensorResult& t) {
+  const auto* const found = t.key.kind == Kind::grad ? c.found_.find(Kind::parameter, t.key.name) : nullptr;
+  if (!found || found->begin()->second.shape != c.found_.tensors().at(t.key).begin()->second.shape) return nullptr;
+  return &found->begin()->second;
 }
 
 // Bounds of the wrong elements, and what their positions show.
@@ -414,6 +424,11 @@ Divergence locate(const Comparison& c, const TensorResult& t, RecordedTensor& se
   std::vector<double> here, there;
   std::vector<Range> bounds;
   std::set<std::pair<Batch, int64_t>> samples, all_samples;
+  std::vector<double> shift(static_cast<size_t>(any.width()));  // sums of differences by column
+  double squares = 0, rows = 0;
+  const StoredTensor* const parameter = find_parameter(c, t);
+  Sums multiple;  // the difference as a multiple of the parameter
+  std::vector<double> values;
   const double least = 4 * std::max(t.tolerance, 1e-7) * t.size;
   for_each_block(c.match(), c.found_.tensors().at(t.key), *c.counterpart(t.key), batched,
                  [&](const Block& b, const StoredTensor& a, const StoredTensor& e) {
@@ -424,8 +439,14 @@ Divergence locate(const Comparison& c, const TensorResult& t, RecordedTensor& se
                    const double scale =
                        t.key.kind == Kind::output_grad && found != c.factors().end() ? found->second : 1;
                    all_samples.insert({b.found_batch, b.sample});
+                   rows += static_cast<double>(b.rows.size());
+                   if (parameter) c.found_.read(*parameter, 0, b.rows, values);
                    for_each_element(here, there, a.width(), e.width(), [&](double x, double y, int64_t r, int64_t col) {
-                     if (!(std::abs(x - scale * y) > least)) return;
+                     const double difference = x - scale * y;
+                     if (std::isnan(difference)) return;
+                     shift[static_cast<size_t>(col)] += difference, squares += difference * difference;
+                     if (parameter) multiple.add(difference, values[static_cast<size_t>(r * a.width() + col)], 1);
+                     if (!(std::abs(difference) > least)) return;
                      std::vector<int64_t> at;
                      if (batched)
                        at = {b.sample, b.first_token + r, col};
@@ -445,6 +466,11 @@ Divergence locate(const Comparison& c, const TensorResult& t, RecordedTensor& se
                  });
   out.index = bounds;
   if (batched && bounds.size() == 3) seen.first_token = bounds[1].begin;
+  double same = 0;
+  for (const double sum : shift) same += sum * sum / std::max(1.0, rows);
+  seen.same_shift = t.key.kind == Kind::output && rows > 1 && same > 0.98 * squares;
+  if (multiple.n > 0 && multiple.residual() < 0.05) seen.of_parameter = multiple.factor();
+  seen.some_samples = samples.size() < all_samples.size();
   std::set<int64_t> wrong_data, data;
   for (const auto& [batch, sample] : all_samples) data.insert(batch.first);
   for (const auto& [batch, sample] : samples) wrong_data.insert(batch.first);
@@ -465,7 +491,9 @@ void find_documents(const Comparison& c, const TensorResult& t, RecordedStep& se
                      if (std::abs(x - y) > least) firsts.try_emplace({b.found_batch, b.sample}, b.first_token + r);
                    });
                  });
-  std::set<int64_t> separators;
+  std::set<int64_t> separators, places;
+  for (const auto& [sample, token] : firsts) places.insert(token);
+  seen.document = places.size() > 1 && *places.begin() > 0;  // masks of context ranks are equal in all rows
   for (const TokenRow& row : c.found_.rows()) {
     const auto first = firsts.find({row.batch, row.row});
     if (first == firsts.end()) continue;
@@ -527,6 +555,23 @@ bool is_elsewhere(const Comparison& c, const TensorResult& t) {
   return false;
 }
 
+// Sums of the logits' gradients over the vocabulary, relative to the sums of their magnitudes: 0 for a softmax.
+double sum_logits(const Recording& r) {
+  const auto* const found = r.find(Kind::output_grad, "lm_head");
+  double sums = 0, magnitudes = 0;
+  std::vector<double> row;
+  if (!found) return 0;
+  for (const auto& [batch, t] : *found)
+    for (int64_t i = 0; i < std::min<int64_t>(t.rows(), 64); ++i) {
+      r.read(t, 0, {i, i + 1}, row);
+      double sum = 0;
+      for (const double x : row)
+        if (!std::isnan(x)) sum += x, magnitudes += std::abs(x);
+      sums += std::abs(sum);
+    }
+  return magnitudes > 0 ? sums / magnitudes : 0;
+}
+
 RecordedStep describe(const Recording& found, const RowMatch& match) {
   RecordedStep out{.dp = found.axis_size("dp"),
                    .tp = found.axis_size("tp"),
@@ -542,6 +587,8 @@ RecordedStep describe(const Recording& found, const RowMatch& match) {
   for (const RankInfo& rank : found.ranks())
     for (const nlohmann::json& module : value_at(rank.info, "recomputed")) out.recomputed.push_back(module.dump());
   out.dropped = match.dropped, out.repeated = match.repeated, out.foreign = match.foreign;
+  out.logits_sum = sum_logits(found);
+  if (!found.rows().empty()) out.tokens_per_rank = std::ssize(found.rows()[0].ids) / out.cp;
   out.same_masks = out.dropout && equal_masks(found);
   return out;
 }

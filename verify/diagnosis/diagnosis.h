@@ -83,6 +83,9 @@ struct RecordedTensor {
   std::string axis = {};                  // replicas differ between ranks on this axis
   std::optional<double> sum_factor = {};  // the sum of the replicas over this axis is this times the expected value
   int64_t ndim = 0;
+  bool some_samples = false;     // only some sequences are wrong
+  bool same_shift = false;       // all rows differ by the same vector
+  double of_parameter = 0;       // a gradient: found = expected + this times the parameter; 0: no such multiple
   bool some_data_ranks = false;  // only the rows of some data ranks are wrong
   int64_t first_token = -1;      // of the first wrong elements; -1: not of tokens
   bool elsewhere = false;        // the values are those of another slice of the expected tensor
@@ -105,6 +108,9 @@ struct RecordedStep {
   int64_t foreign = 0;
   int64_t tokens_from = 0;                // tokens before the first wrong one form a document: their separator's id
   bool document = false;                  // every wrong sequence is wrong from a separator on
+  double loss_difference = 0;             // found - expected
+  double logits_sum = 0;                  // sums of the logits' gradients over the vocabulary, relative; exactly 0
+  int64_t tokens_per_rank = 0;            // of a context rank
   bool padded_vocabulary = false;         // logits have more columns than the reference
   double norm_ratio = 1, clip_ratio = 1;  // recorded norm and clip factor, relative to the recorded gradients
   std::string decay = {}, order = {};     // evidence of wrong weight decay; of a wrong order of the update

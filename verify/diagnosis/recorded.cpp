@@ -25,7 +25,16 @@ struct RecordedFacts {
       if (t.kind == "grad") gradients.push_back(&t);
   }
   const RecordedTensor* first() const { return step.wrong.empty() ? nullptr : &step.wrong.front(); }
+  // A wrong loss shows only that something is wrong if a later tensor is.
+  const RecordedTensor* main() const {
+    const bool later = first() && first()->kind == "loss" && step.wrong.size() > 1;
+    return later ? &step.wrong[1] : first();
+  }
   bool first_is(std::string_view kind) const { return first() && first()->kind == kind; }
+  bool main_is(std::string_view kind) const { return main() && main()->kind == kind; }
+  bool is_wrong(std::string_view kind, bool (*fits)(const RecordedTensor&)) const {
+    return std::ranges::any_of(step.wrong, [&](const RecordedTensor& t) { return t.kind == kind && fits(t); });
+  }
   bool first_on(std::string_view kind, std::string_view axis) const {
     return first_is(kind) && first()->axis.starts_with(axis);
   }
@@ -42,8 +51,8 @@ struct RecordedFacts {
   }
   // Of the first divergence, if it is a gradient of an output, else of all wrong parameter gradients.
   double first_factor() const {
-    if (first_is("grad")) return factor();
-    return first_is("output_grad") || first_is("output") ? first()->factor.value_or(0) : 0;
+    if (main_is("grad")) return factor();
+    return main_is("output_grad") || main_is("output") ? main()->factor.value_or(0) : 0;
   }
   bool is_factor(int64_t size) const {
     const double f = first_factor();
@@ -58,6 +67,8 @@ bool is_expert(const RecordedTensor& t) { return has(t.name, "expert"); }
 bool is_routed(const RecordedTensor& t) {
   return is_expert(t) || has(t.name, "router") || has(t.name, ".gate.") || has(t.name, "moe");
 }
+bool is_router(const RecordedTensor& t) { return is_routed(t) && !is_expert(t); }
+bool is_head(const RecordedTensor& t) { return has(t.name, "lm_head"); }
 bool is_norm_or_bias(const RecordedTensor& t) { return t.ndim <= 1; }
 bool is_tied(const RecordedTensor& t) {
   return has(t.name, "embed") || has(t.name, "wte") || has(t.name, "lm_head") || has(t.name, "tok");
@@ -78,7 +89,7 @@ bool has_double_weight(const RecordedStep& s) {
   std::vector<double> sorted = s.weights;
   std::ranges::sort(sorted);
   const double low = sorted.front() < 0.05 * sorted.back() ? sorted[1] : sorted.front();
-  return is_near(sorted.back(), 2 * low) && (sorted.size() > 2 || !is_near(sorted.front(), sorted.back()));
+  return is_near(low, 1) && is_near(sorted.back(), 2) && (sorted.size() > 2 || !is_near(sorted.front(), sorted.back()));
 }
 // Weights are inversely proportional to the numbers of targets.
 bool means_of_means(const RecordedStep& s) {
@@ -88,6 +99,14 @@ bool means_of_means(const RecordedStep& s) {
     if (!is_near(s.weights[i] * static_cast<double>(s.targets[i]), first)) return false;
   return true;
 }
+
+// Some micro-batches with as many targets as others have a multiple of their coefficient.
+bool scaled_microbatches(const RecordedStep& s) {
+  if (!varies(s.weights) || std::ranges::any_of(s.targets, [&](int64_t t) { return t != s.targets[0]; })) return false;
+  const auto [low, high] = std::ranges::minmax(s.weights);
+  return low > 0 && is_near(high / low, std::round(high / low));
+}
+bool is_power_of_two(double x) { return x >= 256 && std::abs(std::log2(x) - std::round(std::log2(x))) < 1e-3; }
 
 struct RecordedRule {
   std::string_view cause, text;
@@ -111,7 +130,9 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
     {"stale-parameters", "a rank has old values of a parameter", [](const RecordedFacts& f) { return f.first_is("parameter"); }},
     {"dropout-seeds", "dropout masks are equal where they must differ, or differ where they must be equal",
      [](const RecordedFacts& f) {
-       return f.step.dropout && (f.step.same_masks || (f.first_is("output") && f.first()->axis.starts_with("tp")));
+       if (!f.step.dropout || f.step.same_masks) return f.step.same_masks;
+       return f.first_is("output") && (f.first()->axis.starts_with("tp") || f.first()->first_token > 0 ||
+                                       f.first()->some_samples || f.first()->some_data_ranks);
      }},
     {"recomputed-differently", "the recomputed forward pass differs from the first, for example in its random numbers",
      [](const RecordedFacts& f) { return !f.step.recomputed.empty(); }},
@@ -122,6 +143,8 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
     {"wrong-positions", "tokens have wrong positions",
      [](const RecordedFacts& f) {
        if (!f.first_is("output")) return false;
+       // Tokens of the first context rank are right unless its positions are those of another partition.
+       if (f.step.cp > 1 && f.first()->first_token > 0 && f.first()->first_token < f.step.tokens_per_rank) return true;
        return has(f.first()->name, "pos") || has(f.first()->name, "wpe") || has(f.first()->name, "rotary") ||
               (f.step.cp > 1 && f.first()->first_token > 0 && f.first()->distance < 0.15);
      }},
@@ -130,21 +153,53 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
        if (!f.first_is("output")) return false;
        return !f.first()->factor && f.first()->first_token > 0 && (f.step.cp > 1 || has(f.first()->name, "attn"));
      }},
+    {"bias-added-per-rank", "every tensor rank adds the bias of a row-parallel layer",
+     [](const RecordedFacts& f) { return f.first_is("output") && f.first()->same_shift && !f.first()->factor; }},
     {"wrong-slice", "a rank looks up or computes another rank's slice",
      [](const RecordedFacts& f) {
        return f.first_is("output") && is_tied(*f.first()) && !f.first()->factor && !f.first()->some_data_ranks;
      }},
+    {"wrong-slice", "ranks compute with slices that do not belong together, such as those of a fused weight",
+     [](const RecordedFacts& f) {
+       const RecordedTensor* const t = f.first();
+       return f.first_is("output") && f.step.tp > 1 && !f.step.dropout && !t->factor && t->axis.empty() &&
+              t->first_token <= 0 && !t->some_samples && !t->same_shift && !t->some_data_ranks;
+     }},
     {"stale-parameters", "some ranks compute with other values of a parameter than the recorded ones",
      [](const RecordedFacts& f) { return f.first_is("output") && !f.first()->factor && f.first()->some_data_ranks; }},
+    {"factor-tp", "the softmax of the loss counts the vocabulary once per tensor rank",
+     [](const RecordedFacts& f) {
+       return f.step.tp > 1 && f.main_is("output_grad") && is_head(*f.main()) &&
+              is_near(f.step.loss_difference, std::log(static_cast<double>(f.step.tp)));
+     }},
     {"vocabulary-padding", "the softmax includes padded columns of the vocabulary",
      [](const RecordedFacts& f) {
-       return f.step.padded_vocabulary && (f.first_is("loss") || f.first_is("output") || f.first_is("output_grad"));
+       if (f.step.padded_vocabulary && (f.first_is("loss") || f.first_is("output") || f.main_is("output_grad")))
+         return true;
+       return f.main_is("output_grad") && is_head(*f.main()) && f.step.logits_sum > 1e-3 && f.step.loss_difference > 0;
+     }},
+    {"auxiliary-loss", "a further term of the loss, such as the balancing loss of routers, has a wrong weight",
+     [](const RecordedFacts& f) {
+       return f.first_is("loss") && f.main_is("output_grad") && !is_head(*f.main()) && f.is_wrong("grad", is_router);
+     }},
+    {"wrong-message", "a pipeline stage receives the activation or gradient of a different micro-batch",
+     [](const RecordedFacts& f) {
+       return f.step.pp > 1 && (f.main_is("output") || f.main_is("output_grad")) && f.main()->some_samples;
+     }},
+    {"router-gradient", "the gradient through the routing weights is missing, or has terms of other ranks' experts",
+     [](const RecordedFacts& f) {
+       return f.first_is("output_grad") && !f.first()->factor && f.is_wrong("grad", is_router) &&
+              f.first()->axis.empty();
      }},
     {"input-gradient-not-summed", "the input gradient of a column-parallel layer is not reduced over the tensor axis",
-     [](const RecordedFacts& f) { return f.first_on("output_grad", "tp"); }},
+     [](const RecordedFacts& f) {
+       const bool sharded = f.step.tp > 1 || f.step.ep > 1;
+       return f.first_on("output_grad", "tp") || (f.first_is("output_grad") && !f.first()->factor && sharded);
+     }},
     {"loss-scale", "gradients are not divided by the loss scale, or are clipped before they are",
      [](const RecordedFacts& f) {
        const double scale = f.step.loss_scale;
+       if (scale == 1) return f.all_gradients() && (is_power_of_two(f.factor()) || is_power_of_two(1 / f.factor()));
        return scale != 1 && (is_near(f.factor(), scale) || is_near(f.factor(), 1 / scale) ||
                              (f.gradients.empty() && is_near(f.step.norm_ratio, scale)));
      }},
@@ -154,30 +209,30 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      }},
     {"tied-not-summed", "the replicas of the tied weight do not reduce their gradients",
      [](const RecordedFacts& f) {
-       return f.first_is("grad") && f.only(is_tied) && f.factor() == 0 &&
+       return f.main_is("grad") && f.only(is_tied) && f.factor() == 0 &&
               (f.step.pp > 1 || f.gradients[0]->axis.starts_with("pp") || f.gradients[0]->axis.starts_with("ranks"));
      }},
     {"norm-gradient-not-summed",
      "gradients of norms or biases are not reduced over the tensor axis, whose ranks have different tokens",
      [](const RecordedFacts& f) {
-       return f.first_is("grad") && f.only(is_norm_or_bias) &&
+       return f.main_is("grad") && f.only(is_norm_or_bias) &&
               f.only([](const auto& g) { return g.axis.starts_with("tp") || (g.axis.empty() && !g.factor); }) &&
               f.step.tp > 1;
      }},
     {"wrong-expert-group", "gradients of experts or routers are reduced over the wrong group",
-     [](const RecordedFacts& f) { return f.first_is("grad") && f.only(is_routed) && f.factor() == 0; }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && f.only(is_routed) && f.factor() == 0; }},
     {"factor-ep", "gradients of experts are multiplied or divided by the size of the expert-parallel group",
-     [](const RecordedFacts& f) { return f.first_is("grad") && f.only(is_routed) && f.is_factor(std::max(f.step.ep, f.step.dp)); }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && f.only(is_routed) && f.is_factor(std::max(f.step.ep, f.step.dp)); }},
     {"not-synchronized", "gradients are not reduced over the axis",
-     [](const RecordedFacts& f) { return f.first_is("grad") && !f.gradients[0]->axis.empty(); }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && !f.gradients[0]->axis.empty(); }},
     {"microbatch-repeated", "a micro-batch is accumulated twice",
-     [](const RecordedFacts& f) { return f.first_is("grad") && has_double_weight(f.step) && !means_of_means(f.step); }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && has_double_weight(f.step) && !means_of_means(f.step); }},
     {"microbatch-dropped", "the gradient of a micro-batch is not accumulated",
-     [](const RecordedFacts& f) { return f.first_is("grad") && has_zero_weight(f.step) && f.step.microbatches > 1; }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && has_zero_weight(f.step) && f.step.microbatches > 1; }},
     {"not-synchronized", "the gradient of a data rank is missing from the reduction",
-     [](const RecordedFacts& f) { return f.first_is("grad") && has_zero_weight(f.step); }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && has_zero_weight(f.step); }},
     {"mean-of-means", "means over micro-batches or ranks with different numbers of targets are averaged",
-     [](const RecordedFacts& f) { return (f.first_is("grad") || f.first_is("loss")) && means_of_means(f.step); }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && means_of_means(f.step); }},
     {"factor-microbatches", "gradients are multiplied or divided by the number of micro-batches once too often",
      [](const RecordedFacts& f) { return f.step.microbatches != f.step.dp && f.is_factor(f.step.microbatches); }},
     {"factor-tp", "gradients are multiplied or divided by the size of the tensor axis once too often",
@@ -195,8 +250,12 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
        const double factor = f.first_factor();
        return is_near(factor, 2) || (f.step.dp > 1 && is_near(factor, static_cast<double>(f.step.dp * f.step.dp)));
      }},
+    {"factor-microbatches", "the gradients of some micro-batches are multiplied or divided once too often",
+     [](const RecordedFacts& f) { return f.main_is("grad") && scaled_microbatches(f.step); }},
     {"mean-of-means", "means over ranks with different numbers of targets are averaged",
-     [](const RecordedFacts& f) { return f.first_is("grad") && varies(f.step.weights); }},
+     [](const RecordedFacts& f) { return f.main_is("grad") && varies(f.step.weights); }},
+    {"stale-buffer", "a buffer with values of the parameter is added to its gradient",
+     [](const RecordedFacts& f) { return f.first_is("grad") && f.first()->of_parameter != 0; }},
     {"clip-norm", "the norm for clipping counts replicas, omits shards, or is not that of the gradients",
      [](const RecordedFacts& f) { return f.first_is("norm") || f.first_is("clipped_grad"); }},
     {"weight-decay", "weight decay applies to the wrong parameters, or not to the right ones",
@@ -205,6 +264,12 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      [](const RecordedFacts& f) { return f.first_is("updated") && !f.first()->axis.empty(); }},
     {"update-order", "clipping, the learning-rate schedule and the update are in the wrong order",
      [](const RecordedFacts& f) { return !f.step.order.empty() && (f.first_is("updated") || f.first_is("lr")); }},
+    {"wrong-weight-gradient",
+     "the gradient of a parameter is computed wrongly from right outputs and output gradients",
+     [](const RecordedFacts& f) {
+       return f.first_is("grad") && !f.all_gradients() && f.factor() == 0 && f.first()->axis.empty() &&
+              f.first()->of_parameter == 0 && !varies(f.step.weights) && !f.only(is_routed) && !f.only(is_tied);
+     }},
 });
 
 std::string evidence(const RecordedFacts& f) {
@@ -217,6 +282,9 @@ std::string evidence(const RecordedFacts& f) {
     if (t->factor) text += fmt::format(", all {:.4g} times the expected values", *t->factor);
     if (!t->axis.empty()) text += fmt::format("; replicas on {} differ", t->axis);
     if (t->sum_factor) text += fmt::format(", and their sum is {:.4g} times the expected values", *t->sum_factor);
+    if (t->of_parameter != 0) text += fmt::format("; the difference is {:.4g} times the parameter", t->of_parameter);
+    if (t->same_shift) text += "; all tokens differ by the same vector";
+    if (t->some_samples) text += "; only some sequences are wrong";
     if (t->first_token > 0) text += fmt::format("; tokens before {} are right", t->first_token);
     add(text);
   }
