@@ -21,86 +21,11 @@
 
 #include "base/bad_input.h"
 #include "base/json.h"
+#include "verify/audit/facts.h"
 #include "verify/audit/pairs.h"
 #include "verify/diagnosis/differences.h"
 
 namespace tessera::audit {
-
-RowMatch::RowMatch(const Recording& found, const Recording& expected) {
-  using Content = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
-  const auto count = [](const Recording& r) {
-    std::map<Batch, int64_t> out;
-    for (const TokenRow& row : r.rows()) ++out[row.batch];
-    return out;
-  };
-  samples_ = count(found);
-  if (!found.rows().empty() && !expected.rows().empty()) {
-    const std::map<Batch, int64_t> there = count(expected);
-    const auto content = [](const TokenRow& row) {
-      return Content{{row.ids.begin(), row.ids.begin() + row.used},
-                     {row.targets.begin(), row.targets.begin() + row.used}};
-    };
-    std::map<Content, std::vector<const TokenRow*>> unused;
-    std::map<Content, const TokenRow*> any;
-    for (const TokenRow& row : expected.rows()) {
-      unused[content(row)].push_back(&row);
-      any[content(row)] = &row;
-    }
-    const auto place = [&](const TokenRow& row, const TokenRow& other) {
-      places_[{row.batch, row.row}] = {other.batch, other.row, there.at(other.batch), std::min(row.used, other.used)};
-    };
-    std::vector<const TokenRow*> left;
-    for (const TokenRow& row : found.rows()) {
-      const auto same = unused.find(content(row));
-      if (same == unused.end()) {
-        left.push_back(&row);
-        continue;
-      }
-      const bool fresh = !same->second.empty();
-      place(row, fresh ? *same->second.front() : *any.at(same->first));
-      if (fresh) same->second.erase(same->second.begin());
-      (fresh ? matched : repeated) += 1;
-    }
-    for (const TokenRow* row : left) {  // with the same tokens, but other targets
-      const auto same = std::ranges::find_if(unused, [&](const auto& rest) {
-        const int64_t common = rest.second.empty() ? 0 : std::min(row->used, rest.second.front()->used);
-        return common > 1 && std::equal(row->ids.begin(), row->ids.begin() + common, rest.second.front()->ids.begin());
-      });
-      foreign += same == unused.end() ? 1 : 0;
-      if (same == unused.end()) continue;
-      place(*row, *same->second.front());
-      same->second.erase(same->second.begin());
-      ++matched, ++other_targets;
-    }
-    dropped = std::ssize(expected.rows()) - matched;
-    return;
-  }
-  for (const auto& [key, batches] : found.tensors()) {
-    const auto* const others = key.kind == Kind::output ? expected.find(key.kind, key.name) : nullptr;
-    if (!others) continue;
-    std::vector<Place> all;
-    for (const auto& [batch, t] : *others)
-      for (int64_t row = 0; !t.shape.empty() && row < t.shape[0]; ++row) all.push_back({batch, row, t.shape[0], 0});
-    size_t at = 0;
-    for (const auto& [batch, t] : batches)
-      for (int64_t row = 0; !t.shape.empty() && row < t.shape[0]; ++row, ++at) {
-        samples_[batch] = t.shape[0];
-        if (at < all.size()) places_[{batch, row}] = all[at];
-      }
-    matched = std::ssize(places_);
-    return;
-  }
-}
-
-const RowMatch::Place* RowMatch::find(Batch batch, int64_t row) const {
-  const auto found = places_.find({batch, row});
-  return found == places_.end() ? nullptr : &found->second;
-}
-
-int64_t RowMatch::samples(Batch batch) const {
-  const auto found = samples_.find(batch);
-  return found == samples_.end() ? 0 : found->second;
-}
 
 namespace {
 
@@ -301,30 +226,6 @@ void add_missing(const Comparison& c, std::vector<TensorResult>& all) {
           {.key = key, .distance = 1, .factor = 0, .ndim = std::ssize(batches.begin()->second.shape), .wrong = true});
 }
 
-std::vector<double> norm_gradients(const Recording& r, const std::string& name, Batch batch, double scale) {
-  const auto at = [&](Kind kind, const std::string& tensor) -> const StoredTensor* {
-    const auto* const all = r.find(kind, tensor);
-    if (!all) return nullptr;
-    const auto found = all->find(is_batched(kind) ? batch : Batch{0, 0});
-    return found == all->end() ? nullptr : &found->second;
-  };
-  const StoredTensor *const grads = at(Kind::output_grad, name), *const outputs = at(Kind::output, name),
-                            *const weight = at(Kind::parameter, name + ".weight"),
-                            *const bias = at(Kind::parameter, name + ".bias");
-  if (!grads || !outputs || (!weight && !bias) || grads->shape.size() < 2) return {};
-  std::vector<double> out(static_cast<size_t>(grads->width())), g, y, w;
-  const StoredTensor& parameter = bias ? *bias : *weight;
-  if (parameter.shape != std::vector<int64_t>{grads->width()}) return {};
-  r.read(parameter, 0, {0, 1}, w);
-  for (int64_t row = 0; row < grads->rows(); ++row) {
-    r.read(*grads, 0, {row, row + 1}, g);
-    r.read(*outputs, 0, {row, row + 1}, y);
-    for (size_t i = 0; i < g.size(); ++i)
-      if (!std::isnan(g[i]) && !std::isnan(y[i])) out[i] += g[i] / scale * (bias ? 1 : w[i] == 0 ? 0 : y[i] / w[i]);
-  }
-  return out;
-}
-
 // Fits the gradient of the last norm to those of its micro-batches, computed from its outputs and their gradients.
 void find_weights(const Comparison& c, RecordedStep& seen) {
   std::string last;
@@ -508,25 +409,6 @@ void find_documents(const Comparison& c, const TensorResult& t, RecordedStep& se
   seen.tokens_from = *separators.begin();
 }
 
-// Whether two data ranks or micro-batches have the same zeros in a dropout module's output.
-bool equal_masks(const Recording& r) {
-  for (const auto& [key, batches] : r.tensors()) {
-    if (key.kind != Kind::output || batches.size() < 2 || key.name.find("drop") == std::string::npos) continue;
-    std::set<std::vector<bool>> masks;
-    int64_t zeros = 0;
-    std::vector<double> values;
-    for (const auto& [batch, t] : batches) {
-      r.read(t, 0, {0, std::min<int64_t>(t.rows(), 8)}, values);
-      std::vector<bool> mask;
-      for (const double x : values) mask.push_back(x == 0);
-      zeros += std::ranges::count(mask, true);
-      masks.insert(mask);
-    }
-    if (zeros > 0 && masks.size() < batches.size()) return true;
-  }
-  return false;
-}
-
 // Whether a rank's slice of a parameter has the values of another slice of the expected tensor.
 bool is_elsewhere(const Comparison& c, const TensorResult& t) {
   const StoredTensor& a = c.found_.tensors().at(t.key).begin()->second;
@@ -553,23 +435,6 @@ bool is_elsewhere(const Comparison& c, const TensorResult& t) {
       }
   }
   return false;
-}
-
-// Sums of the logits' gradients over the vocabulary, relative to the sums of their magnitudes: 0 for a softmax.
-double sum_logits(const Recording& r) {
-  const auto* const found = r.find(Kind::output_grad, "lm_head");
-  double sums = 0, magnitudes = 0;
-  std::vector<double> row;
-  if (!found) return 0;
-  for (const auto& [batch, t] : *found)
-    for (int64_t i = 0; i < std::min<int64_t>(t.rows(), 64); ++i) {
-      r.read(t, 0, {i, i + 1}, row);
-      double sum = 0;
-      for (const double x : row)
-        if (!std::isnan(x)) sum += x, magnitudes += std::abs(x);
-      sums += std::abs(sum);
-    }
-  return magnitudes > 0 ? sums / magnitudes : 0;
 }
 
 RecordedStep describe(const Recording& found, const RowMatch& match) {

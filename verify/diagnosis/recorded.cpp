@@ -122,12 +122,14 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      [](const RecordedFacts& f) { return f.step.dropped > 0 && f.step.repeated == 0; }},
     {"wrong-targets", "the targets are not the tokens that follow, for example at the boundaries of context ranks",
      [](const RecordedFacts& f) { return f.first_is("targets"); }},
-    {"wrong-slice", "the slices of the ranks do not cover a tensor", [](const RecordedFacts& f) { return !f.step.gaps.empty(); }},
+    {"wrong-slice", "the slices of the ranks do not cover a tensor",
+     [](const RecordedFacts& f) { return !f.step.gaps.empty(); }},
     {"wrong-slice", "a rank has another rank's slice of a parameter",
      [](const RecordedFacts& f) { return f.first_is("parameter") && f.first()->elsewhere; }},
     {"not-synchronized", "parameters of replicas differ before the step: they are not synchronized over the axis",
      [](const RecordedFacts& f) { return f.first_is("parameter") && !f.first()->axis.empty(); }},
-    {"stale-parameters", "a rank has old values of a parameter", [](const RecordedFacts& f) { return f.first_is("parameter"); }},
+    {"stale-parameters", "a rank has old values of a parameter",
+     [](const RecordedFacts& f) { return f.first_is("parameter"); }},
     {"dropout-seeds", "dropout masks are equal where they must differ, or differ where they must be equal",
      [](const RecordedFacts& f) {
        if (!f.step.dropout || f.step.same_masks) return f.step.same_masks;
@@ -222,7 +224,9 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
     {"wrong-expert-group", "gradients of experts or routers are reduced over the wrong group",
      [](const RecordedFacts& f) { return f.main_is("grad") && f.only(is_routed) && f.factor() == 0; }},
     {"factor-ep", "gradients of experts are multiplied or divided by the size of the expert-parallel group",
-     [](const RecordedFacts& f) { return f.main_is("grad") && f.only(is_routed) && f.is_factor(std::max(f.step.ep, f.step.dp)); }},
+     [](const RecordedFacts& f) {
+       return f.main_is("grad") && f.only(is_routed) && f.is_factor(std::max(f.step.ep, f.step.dp));
+     }},
     {"not-synchronized", "gradients are not reduced over the axis",
      [](const RecordedFacts& f) { return f.main_is("grad") && !f.gradients[0]->axis.empty(); }},
     {"microbatch-repeated", "a micro-batch is accumulated twice",
