@@ -204,6 +204,7 @@ audit::Repeats open_repeats(const fs::path& reference) {
 }  // namespace
 
 int run(const AuditOptions& o) {
+  if (o.paths.empty()) bad_usage("PATH: expected a recording and optionally its reference, got none");
   const std::string& path = o.paths.at(0);
   const Recording found(path);
   std::string head = fmt::format("{}: {}\n", path, describe(found));
