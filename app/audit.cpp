@@ -224,7 +224,7 @@ int run(const AuditOptions& o) {
       fs::create_directories(directory->path());
       const audit::ReferenceRuns runs = audit::run_references(found, {model.config, model.tensors}, directory->path());
       reference.emplace(runs.reference, expected);
-      for (const fs::path& path : runs.repeats) repeats.push_back(std::make_unique<Recording>(path));
+      for (const fs::path& repeat : runs.repeats) repeats.push_back(std::make_unique<Recording>(repeat));
       head += fmt::format("reference: {} on one rank; {} runs in {}: {}\n", expected, runs.names.size(),
                           duration(runs.seconds), fmt::join(runs.names, ", "));
     } else {
