@@ -27,7 +27,7 @@ constexpr const char* kAbout =
     "Tessera trains small language models under any parallel layout and proves that the layout does not change the "
     "results.";
 constexpr const char* kCommands =
-    "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
+    "train, verify, audit, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
 constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no ranks
 
 using Names = std::vector<std::string>;
@@ -110,6 +110,7 @@ class CommandLine {
   Args plan_args_;
   ReportOptions report_;
   CheckpointOptions checkpoint_;
+  AuditOptions audit_;
   ExploreOptions explore_;
   LabOptions lab_;
   VerifyOptions verify_;
@@ -188,6 +189,8 @@ CommandLine::CommandLine() {
   add_run(
       c, verify_run_, args_, [](const Setting& s) { return !is_among(kExcludedFromVerify, s); }, Defaults::all);
   add(c, field_descriptors(verify_));
+  c = command(app_, "audit", "Compare a recorded step of any program with a reference, and name the likely fault");
+  add(c, field_descriptors(audit_));
   c = command(app_, "generate", "Generate text with a trained model");
   add(c, field_descriptors(generate_));
   add_run(c, generate_.args, kGenerate);
@@ -427,6 +430,7 @@ Command CommandLine::parsed_command() {
   if (!chosen()) bad_usage("no command given; expected {} (see tessera --help)", kCommands);
   if (name == "describe") return Print{to_json_text()};
   if (name == "report") return report_;
+  if (name == "audit") return audit_;
   if (name == "explore") return explore_;
   if (name == "data") return data_;
   if (name == "lab") return lab_;

@@ -15,7 +15,7 @@ struct Print {
 };
 using Command =
     std::variant<TrainCommand, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
-                 PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
+                 PlanOptions, ReportOptions, CheckpointOptions, AuditOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for unknown commands and options and for missing or invalid values; InputError for an unreadable
 // --config. Messages name fields (with_options()).

@@ -14,6 +14,7 @@ int run(const BenchOptions& options);
 int run(const PlanOptions& options);
 int run(const ReportOptions& options);
 int run(const CheckpointOptions& options);
+int run(const AuditOptions& options);
 int run(const ExploreOptions& options);
 int run(const LabOptions& options);
 

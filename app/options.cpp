@@ -201,6 +201,18 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Action actio
   return s;
 }
 
+Settings field_descriptors(AuditOptions& o) {
+  return {
+      {"PATH", &o.paths,
+       "the recording of a step: a directory of rank_*.safetensors, or a dump; then its reference: the Hugging Face "
+       "folder of the model before the step, or another recording, whose repetitions in repeat_* measure rounding "
+       "errors. Without a reference, only replicas, norm and update are checked",
+       Field{.range = {1, 2}, .place = true}},
+      {"html", &o.html, "write a figure to this HTML file: modules by kinds of tensors, colour: error over tolerance",
+       Field{.expected = "a file"}},
+      {"format", &o.format, kFormat, Field{.choices = "text|json"}}};
+}
+
 Settings field_descriptors(ExploreOptions& o) {
   return {{"port", &o.port, "port on 127.0.0.1 [8421, or any free port if it is in use]", Field{.range = {0, 65535}}}};
 }

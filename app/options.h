@@ -146,6 +146,12 @@ struct CheckpointOptions {
   int64_t group = 128, windows = 128;
 };
 
+struct AuditOptions {
+  std::vector<std::string> paths;  // the recording, and the reference if any
+  std::optional<std::string> html;
+  std::string format = "text";
+};
+
 struct ExploreOptions {
   std::optional<int64_t> port;
 };
@@ -166,6 +172,7 @@ Settings field_descriptors(ReportOptions& options);
 Settings field_descriptors(BenchOptions& options);
 Settings field_descriptors(PlanOptions& options);
 Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Action action);
+Settings field_descriptors(AuditOptions& options);
 Settings field_descriptors(ExploreOptions& options);
 Settings field_descriptors(LabOptions& options, LabOptions::Action action);
 

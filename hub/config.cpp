@@ -6,8 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -20,7 +18,6 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "hub/keys.h"
-#include "models/adapters/adapters.h"
 #include "models/families.h"
 
 namespace tessera {
@@ -93,11 +90,11 @@ constexpr Defaults kDefaults[] = {{"gpt2", 12, 12, 0, 0, 768, 0, 1024, 50257, 1e
 
 struct HubType {
   std::string_view name, architecture;
-  ModelConfig base;                       // fixed properties of the type, and defaults
-  KeyList written;                        // in this order
-  KeyList read = {};                      // never written
-  std::vector<TensorNames> experts = {};  // per layer
-  bool may_slide = false;                 // a window is used only if "use_sliding_window" is set
+  ModelConfig base;   // fixed properties of the type, and defaults
+  KeyList written;    // in this order
+  KeyList read = {};  // never written
+  bool experts = false;
+  bool may_slide = false;  // a window is used only if "use_sliding_window" is set
 };
 
 Key restricted(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
@@ -180,9 +177,7 @@ std::vector<HubType> make_types() {
                    {"num_experts_per_tok", &ExpertConfig::per_token},
                    restricted("sliding_window", {nullptr})}),
        {},
-       {{"mlp.router", {"block_sparse_moe.gate"}},
-        {"mlp.experts.gate_up", {"block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"}},
-        {"mlp.experts.down", {"block_sparse_moe.experts.{}.w2"}}}},
+       true},
       {"qwen3_moe",
        "Qwen3MoeForCausalLM",
        like_qwen3_moe,
@@ -196,9 +191,7 @@ std::vector<HubType> make_types() {
             restricted("decoder_sparse_step", {1}),
             restricted("mlp_only_layers", {Json::array()})}),
        {},
-       {{"mlp.router", {"mlp.gate"}},
-        {"mlp.experts.gate_up", {"mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"}},
-        {"mlp.experts.down", {"mlp.experts.{}.down_proj"}}},
+       true,
        true}};
   for (HubType& type : all) {
     const Defaults& u = *std::ranges::find(kDefaults, type.name, &Defaults::type);
@@ -224,7 +217,7 @@ const HubType* hub_type(const ModelConfig& c) {
     const auto has_key = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
     const bool biases = c.proj_bias ? c.qkv_bias && has_key("attention_bias") : c.qkv_bias == t.base.qkv_bias;
     return t.base.family == c.family && biases && (!c.mlp_bias || has_key("mlp_bias")) && t.base.qk_norm == c.qk_norm &&
-           t.experts.empty() == (c.experts.count == 0) && (!slides(c) || t.name != "llama");
+           t.experts == (c.experts.count > 0) && (!slides(c) || t.name != "llama");
   });
   return found == types().end() ? nullptr : &*found;
 }
@@ -462,62 +455,6 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
   for (const char* key : {"torch_dtype", "dtype"}) out[key] = to_string(dtype);
   if (gptq) out["quantization_config"] = nlohmann::ordered_json::parse(gptq_config(*gptq));
   return out.dump(2) + "\n";
-}
-
-// Hub names of a component of a layer: "mlp.down", "mlp.experts.7.down".
-static std::vector<std::string> layer_tensor_names(const std::string& module, const ModelConfig& c) {
-  if (const TensorNames* found = find_row(c.family).find(module)) return {found->theirs.begin(), found->theirs.end()};
-  constexpr std::string_view kExperts = "mlp.experts.";
-  std::string kind = module, number;
-  if (module.starts_with(kExperts)) {
-    const size_t end = module.find('.', kExperts.size());
-    number = module.substr(kExperts.size(), end - kExperts.size());
-    kind = std::string(kExperts) + module.substr(end + 1);
-  }
-  std::vector<std::string> out;
-  const auto type = std::ranges::find(types(), c.qk_norm ? "qwen3_moe" : "mixtral", &HubType::name);
-  const auto found = std::ranges::find(type->experts, kind, &TensorNames::ours);
-  if (found == type->experts.end()) throw Error("Hugging Face has no name for '" + module + "' of a layer");
-  for (const std::string_view name : found->theirs) {
-    std::string& one = out.emplace_back(name);
-    if (const size_t at = one.find("{}"); at != std::string::npos) one.replace(at, 2, number);
-  }
-  return out;
-}
-
-std::vector<int64_t> HubTensor::slice_shape(const Slice& slice) const {
-  if (shape.ndim() == 1) return {slice.rows};
-  return transposed ? std::vector<int64_t>{shape[1], slice.rows} : std::vector<int64_t>{slice.rows, shape[1]};
-}
-
-std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
-  const FamilyRow& family = find_row(config.family);
-  ModelConfig plain = config;
-  plain.tie_copies = false;
-  plain.lora = {};
-  const std::unique_ptr<LanguageModel> model = make_model(plain);
-  std::map<const Parameter*, std::pair<int64_t, std::string>> layers;  // index, and name within the layer
-  for (int64_t i = 0; i < plain.layers; ++i)
-    for (const Parameter* p : model->layer(i).parameters()) layers[p] = {i, model->layer(i).full_name()};
-  std::vector<HubTensor> out;
-  for (const Parameter* p : model->parameters()) {
-    HubTensor& tensor = out.emplace_back(HubTensor{.name = p->name, .shape = p->full_shape, .slices = {}});
-    const auto inside = layers.find(p);
-    if (inside == layers.end()) {
-      const auto names = std::ranges::find(family.outside, p->name, &TensorNames::ours);
-      tensor.slices.push_back({std::string(names->theirs.at(0)), p->full_shape[0]});
-      continue;
-    }
-    const auto& [layer, above] = inside->second;
-    const size_t begin = above.size() + 1, kind = p->name.rfind('.');
-    const std::vector<std::string> names = layer_tensor_names(p->name.substr(begin, kind - begin), config);
-    const std::vector<int64_t> rows = fused_rows(config, names.size(), p->full_shape[0]);
-    for (size_t i = 0; i < names.size(); ++i)
-      tensor.slices.push_back(
-          {fmt::format("{}.{}.{}{}", family.layers, layer, names[i], p->name.substr(kind)), rows[i]});
-    tensor.transposed = family.transposed && p->full_shape.ndim() == 2;
-  }
-  return out;
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Hugging Face model configurations: config.json, and the tensor names of the transformers library.
+// Hugging Face model configurations: config.json. models/hub_tensors.h has the names of tensors.
 //
 // Keys that change a model's computation are read, or rejected by name if their values request unsupported features;
 // all others are ignored.
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hub/gptq_format.h"
+#include "models/hub_tensors.h"
 #include "models/language_model.h"
 
 namespace tessera {
@@ -24,22 +25,5 @@ ModelConfig parse_hub_config(std::string_view json, const std::string& what, std
 // Writes a configuration that transformers reads as the same model, in both RoPE formats, using the simplest family
 // with all features of the model. Throws Error if no family matches.
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq = nullptr);
-
-// A Tessera tensor: concatenated rows of hub tensors, or one hub tensor transposed.
-struct HubTensor {
-  struct Slice {
-    std::string name;
-    int64_t rows = 0;  // of Tessera's tensor
-  };
-  std::string name;
-  Shape shape;
-  std::vector<Slice> slices;
-  bool transposed = false;  // GPT-2 stores weights as (in, out)
-
-  std::vector<int64_t> slice_shape(const Slice& slice) const;
-};
-
-// In the order of the model's parameters; a tied head is omitted. Cost: shapes only.
-std::vector<HubTensor> hub_tensors(const ModelConfig& config);
 
 }  // namespace tessera

@@ -45,7 +45,13 @@ const FamilyRow& find_row(Family family) {
                   {"attn.norm_k", {"self_attn.k_norm"}}},
         .attention = {{"attn.qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
                       {"attn.proj", {"self_attn.o_proj"}}},
-        .feed_forward = {{"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}}, {"mlp.down", {"mlp.down_proj"}}}}}};
+        .feed_forward = {{"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}}, {"mlp.down", {"mlp.down_proj"}}},
+        .experts = {{"mlp.router", {"block_sparse_moe.gate"}},
+                    {"mlp.experts.gate_up", {"block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"}},
+                    {"mlp.experts.down", {"block_sparse_moe.experts.{}.w2"}}},
+        .normed_experts = {{"mlp.router", {"mlp.gate"}},
+                           {"mlp.experts.gate_up", {"mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"}},
+                           {"mlp.experts.down", {"mlp.experts.{}.down_proj"}}}}}};
   const auto i = static_cast<size_t>(family);
   if (i >= rows.size()) throw Error("[model] unknown family " + std::to_string(i));
   return rows[i];

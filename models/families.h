@@ -27,6 +27,9 @@ struct FamilyRow {
   std::vector<TensorNames> outside = {};                                   // parameters outside of layers
   std::vector<TensorNames> norms = {}, attention = {}, feed_forward = {};  // in a layer; the last two support adapters
 
+  // Of a layer's experts; with q and k norms.
+  std::vector<TensorNames> experts = {}, normed_experts = {};
+
   std::string_view default_adapters = "q_proj,v_proj";
 
   // Null if the module has no entry.

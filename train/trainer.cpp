@@ -113,7 +113,10 @@ StepReport Trainer::compute_gradients(StepRequest request) {
   r.request = decode(totals[1]);
   if (!std::isfinite(totals.back()) && strategy().layout().local_updates) r.grad_norm = totals.back();
   r.lr = schedule_.at(state_.steps_done());
-  if (dumps) dump_->finish(r.loss);
+  if (dumps) {
+    dump_->write_gradients(r);
+    if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm)) dump_->finish();
+  }
   check_finite(r, state_.steps_done() + 1);
   return r;
 }
@@ -154,6 +157,7 @@ void Trainer::update(const StepReport& r) {
   const TraceSpan span(trace_, "optimizer");
   state_.part().data_step().update(state_.optimizer(), r.lr, clip_factor(r.grad_norm, state_.job.optim.clip));
   if (state_.job.plan.offload == Offload::parameters) wait_for(state_.arena);  // the host may read them from here on
+  if (dump_ && dump_->awaits_update()) dump_->finish();
 }
 
 StepReport Trainer::step(StepRequest request) {

@@ -1,7 +1,7 @@
 """Compares a dumped step with PyTorch: modules with the hub's names, implemented from the papers, with hooks on each.
 
 usage: dump_reference.py, in a directory with `weights` (float64 parameters by Tessera's names) and dump_1.safetensors
-Fails if names differ, or an output or its gradient by more than 1e-12 (2-norms, relative).
+Fails if names differ, or an output, a parameter or a gradient by more than 1e-12 (2-norms, relative).
 """
 import math
 import sys
@@ -77,11 +77,35 @@ def make_model(w, heads, shared, llama):
     return Part(forward, **{"model" if llama else "transformer": body, "lm_head": head})
 
 
+OUTSIDE = {"tokens": ("wte", "embed_tokens"), "positions": ("wpe",), "norm": ("ln_f", "norm")}
+INSIDE = {"norm1": ("ln_1", "input_layernorm"), "norm2": ("ln_2", "post_attention_layernorm"),
+          "attn.qkv": ("attn.c_attn", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"),
+          "attn.proj": ("attn.c_proj", "self_attn.o_proj"), "mlp.up": ("mlp.c_fc",),
+          "mlp.gate_up": ("", "mlp.gate_proj mlp.up_proj"), "mlp.down": ("mlp.c_proj", "mlp.down_proj")}
+
+
+def published(name, t, heads, shared, llama):
+    """The tensors of a parameter in Hugging Face directories."""
+    above, kind = name.rsplit(".", 1)
+    if above == "head":
+        return {"lm_head." + kind: t}
+    if above in OUTSIDE:
+        return {f"{'model' if llama else 'transformer'}.{OUTSIDE[above][llama]}.{kind}": t}
+    _, i, module = above.split(".", 2)
+    names = INSIDE[module][llama].split()
+    d = t.shape[0] // (heads + 2 * shared)
+    rows = [heads * d, shared * d, shared * d] if len(names) == 3 else [t.shape[0] // len(names)] * len(names)
+    at = f"model.layers.{i}." if llama else f"transformer.h.{i}."
+    slices = t.split(rows)
+    return {f"{at}{one}.{kind}": s if llama or s.ndim == 1 else s.t() for one, s in zip(names, slices)}
+
+
 def main():
     about, weights = read_tensors("weights")
     dumped, found = read_tensors("dump_1.safetensors")
     w = {name: t.requires_grad_() for name, t in weights.items()}
-    model = make_model(w, int(about["heads"]), int(about["shared"]), dumped["family"] == "llama")
+    sizes = int(about["heads"]), int(about["shared"]), dumped["family"] == "llama"
+    model = make_model(w, *sizes)
     seen = {}
 
     def watch(name):
@@ -98,8 +122,14 @@ def main():
     loss = F.cross_entropy(logits.flatten(0, 1), found["targets"].flatten())
     loss.backward()
     expected = {"loss": loss, **seen, **{name + ".grad": t.grad for name, t in seen.items()}}
-    if set(expected) | {"input_ids", "targets"} != set(found):
-        sys.exit(f"names differ: {sorted(set(expected) ^ set(found))}")
+    expected["grad_norm"] = torch.stack([t.grad.norm() for t in w.values()]).norm()
+    others = {"input_ids", "targets", "lr"}
+    for name, t in w.items():
+        expected |= published(name, t.detach(), *sizes)
+        expected |= {p + ".grad": g for p, g in published(name, t.grad, *sizes).items()}
+        others |= {p + end for p in published(name, t, *sizes) for end in (".updated", ".exp_avg", ".exp_avg_sq")}
+    if set(expected) | others != set(found):
+        sys.exit(f"names differ: {sorted((set(expected) | others) ^ set(found))}")
     for name, t in expected.items():
         if not (found[name] - t).norm() <= 1e-12 * t.norm():
             sys.exit(f"{name}: {((found[name] - t).norm() / t.norm()).item():.1e} from PyTorch's")

@@ -240,6 +240,8 @@ std::vector<TensorSlice> own_state(TrainState& train) {
   return out;
 }
 
+std::vector<TensorSlice> own_gradients(TrainState& train) { return own(train, compute_gradients(train)); }
+
 std::vector<TensorSlice> held_between_steps(TrainState& train) {
   const DataStrategy& strategy = train.strategy();
   std::vector<TensorSlice> out = optimizer_state(strategy);

@@ -46,6 +46,7 @@ std::vector<FlatUnit> model_units(const DataStrategy& strategy);
 // a 4-bit matrix are in every slice.
 std::vector<TensorSlice> own_values(TrainState& train);
 std::vector<TensorSlice> own_state(TrainState& train);
+std::vector<TensorSlice> own_gradients(TrainState& train);  // after the last reduction
 // This rank's slices, including replicas.
 std::vector<TensorSlice> held_between_steps(TrainState& train);
 

@@ -457,11 +457,13 @@ bool asks_for_probes(const Symptoms& s) {
 
 std::string_view text_of_cause(std::string_view cause) {
   const auto found = std::ranges::find(kRules, cause, &Rule::cause);
-  return found != kRules.end() ? found->text : cause == kUnknown ? kNoRule : "";
+  if (found != kRules.end()) return found->text;
+  return cause == kUnknown ? kNoRule : text_of_recorded_cause(cause);
 }
 
 std::vector<Diagnosis> diagnose(const Observations& seen) {
   if (seen.empty()) return {};
+  if (seen.recorded) return diagnose(*seen.recorded);
   Symptoms symptoms(seen);
   std::vector<Diagnosis> out;
   for (const Rule& rule : kRules) {

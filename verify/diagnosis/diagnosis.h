@@ -75,6 +75,48 @@ struct Probe {
   bool passes = false;
 };
 
+// A tensor of a recorded step (verify/audit) that differs from the reference.
+struct RecordedTensor {
+  std::string kind, name;  // "output_grad", "model.layers.0"
+  double distance = 0, tolerance = 0;
+  std::optional<double> factor = {};      // found = factor * expected within the tolerance, and factor is not 1
+  std::string axis = {};                  // replicas differ between ranks on this axis
+  std::optional<double> sum_factor = {};  // the sum of the replicas over this axis is this times the expected value
+  int64_t ndim = 0;
+  bool some_samples = false;     // only some sequences are wrong
+  bool same_shift = false;       // all rows differ by the same vector
+  double of_parameter = 0;       // a gradient: found = expected + this times the parameter; 0: no such multiple
+  bool some_data_ranks = false;  // only the rows of some data ranks are wrong
+  int64_t first_token = -1;      // of the first wrong elements; -1: not of tokens
+  bool elsewhere = false;        // the values are those of another slice of the expected tensor
+};
+
+struct RecordedStep {
+  int64_t dp = 1, tp = 1, cp = 1, pp = 1, ep = 1, microbatches = 1;
+  int64_t tokens = 0;  // trained targets of the step
+  double loss_scale = 1;
+  std::vector<RecordedTensor> wrong = {};  // in causal order
+  int64_t gradients = 0;                   // compared parameter gradients
+  // Coefficients of the micro-batches of all data ranks in the parameter gradients, relative to the global mean, and
+  // their trained targets; empty if unknown.
+  std::vector<double> weights = {};
+  std::vector<int64_t> targets = {};
+  bool dropout = false;
+  bool same_masks = false;                   // data ranks or micro-batches have equal dropout masks
+  std::vector<std::string> recomputed = {};  // modules whose second forward pass differed
+  int64_t dropped = 0, repeated = 0;         // sequences; foreign: of no sequence of the reference
+  int64_t foreign = 0;
+  int64_t tokens_from = 0;                // tokens before the first wrong one form a document: their separator's id
+  bool document = false;                  // every wrong sequence is wrong from a separator on
+  double loss_difference = 0;             // found - expected
+  double logits_sum = 0;                  // sums of the logits' gradients over the vocabulary, relative; exactly 0
+  int64_t tokens_per_rank = 0;            // of a context rank
+  bool padded_vocabulary = false;         // logits have more columns than the reference
+  double norm_ratio = 1, clip_ratio = 1;  // recorded norm and clip factor, relative to the recorded gradients
+  std::string decay = {}, order = {};     // evidence of wrong weight decay; of a wrong order of the update
+  std::vector<std::string> gaps = {};     // tensors of which no rank has some elements
+};
+
 struct Observations {
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
   int64_t groups = 1;                   // ZeRO groups of data ranks
@@ -96,10 +138,11 @@ struct Observations {
   std::vector<int64_t> in_flight = {}, expected_in_flight = {};  // by pipeline rank, if any differs
   std::optional<Mixture> mixture = {};                           // of the first step with a wrong gradient
   std::vector<Probe> probes = {};
+  std::optional<RecordedStep> recorded = {};  // replaces all others
 
   bool empty() const {
     return stopped.empty() && scalars.empty() && tensors.empty() && sent.empty() && held.empty() && given.empty() &&
-           copies.empty() && in_flight.empty();
+           copies.empty() && in_flight.empty() && !recorded;
   }
 };
 
@@ -111,6 +154,9 @@ struct Diagnosis {
 
 // Most likely cause first; "unknown" if no rule matches; empty if nothing differs.
 std::vector<Diagnosis> diagnose(const Observations& seen);
+// The rules of recorded steps (recorded.cpp).
+std::vector<Diagnosis> diagnose(const RecordedStep& step);
+std::string_view text_of_recorded_cause(std::string_view cause);
 // Empty for unknown names.
 std::string_view text_of_cause(std::string_view cause);
 

@@ -136,6 +136,23 @@ Vector solve(std::vector<Vector> a, Vector b) {
 
 }  // namespace
 
+Mixture fit_mixture(const std::vector<Vector>& columns, const Vector& found) {
+  const size_t n = columns.size();
+  std::vector<Vector> gram(n, Vector(n));
+  Vector right(n);
+  for (size_t i = 0; i < n; ++i) {
+    right[i] = product(columns[i], found);
+    for (size_t j = 0; j <= i; ++j) gram[i][j] = gram[j][i] = product(columns[i], columns[j]);
+  }
+  Mixture out{.weights = solve(std::move(gram), std::move(right))};
+  Vector left = found;
+  for (size_t i = 0; i < n; ++i)
+    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.weights[i] * columns[i][k];
+  const double norm = product(found, found);
+  out.residual = norm == 0 ? 0 : std::sqrt(product(left, left) / norm);
+  return out;
+}
+
 std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found) {
   Vector full;
   for (const NamedTensor& t : found) append(full, t.tensor);
@@ -154,20 +171,7 @@ std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const s
     Tensor to = units[u].grads;
     to.copy_from(saved[u]);
   }
-  const auto n = static_cast<size_t>(batch);
-  std::vector<Vector> gram(n, Vector(n));
-  Vector right(n);
-  for (size_t i = 0; i < n; ++i) {
-    right[i] = product(columns[i], full);
-    for (size_t j = 0; j <= i; ++j) gram[i][j] = gram[j][i] = product(columns[i], columns[j]);
-  }
-  Mixture out{.weights = solve(std::move(gram), std::move(right))};
-  Vector left = full;
-  for (size_t i = 0; i < n; ++i)
-    for (size_t k = 0; k < left.size(); ++k) left[k] -= out.weights[i] * columns[i][k];
-  const double norm = product(full, full);
-  out.residual = norm == 0 ? 0 : std::sqrt(product(left, left) / norm);
-  return out;
+  return fit_mixture(columns, full);
 }
 
 }  // namespace tessera

@@ -22,6 +22,9 @@ TensorDifference compute_difference(const Compared& pair);
 // Whether most wrong elements of `found` are values of `expected` at other positions.
 bool are_permuted(const std::vector<Compared>& pairs);
 
+// Least-squares weights of the columns in `found`, and the residual.
+Mixture fit_mixture(const std::vector<std::vector<double>>& columns, const std::vector<double>& found);
+
 // Decomposes `found` into the gradients of the batch's sequences, in the order of the oracle's trained units and slots.
 // The oracle must be in the state at the beginning of the step; its gradients are preserved. nullopt for large batches.
 // Cost: one forward and backward pass per sequence.

@@ -1,0 +1,555 @@
+// Pairs of tensors, tolerances, and the first divergence.
+#include "verify/audit/compare.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/bad_input.h"
+#include "base/json.h"
+#include "verify/audit/facts.h"
+#include "verify/audit/pairs.h"
+#include "verify/diagnosis/differences.h"
+
+namespace tessera::audit {
+
+namespace {
+
+constexpr double kMargin = 4;        // of measured tolerances
+constexpr double kUndecided = 0.3;   // larger tolerances cannot refute
+constexpr double kOtherModel = 0.9;  // fraction of different parameters
+
+// Names of tied heads, which some programs store as another parameter.
+constexpr std::string_view kHead = "lm_head.weight";
+
+bool is_vocabulary(std::string_view name) {
+  return std::ranges::any_of(std::array{"embed", "wte", "lm_head", "tok", "head", "output"},
+                             [&](const char* part) { return name.find(part) != name.npos; });
+}
+
+struct Accumulated {
+  std::vector<Sums> replicas;                     // each, compared with the expected values
+  std::vector<Sums> between;                      // each, compared with the first
+  std::map<std::string, Sums> sums;               // of the replicas that differ on one axis
+  std::map<std::pair<Batch, Batch>, Sums> pairs;  // of the first replica
+};
+
+class Comparison {
+ public:
+  Comparison(const Recording& found, const Recording& expected)
+      : found_(found), expected_(expected), match_(found, expected) {}
+
+  const RowMatch& match() const { return match_; }
+
+  // The reference's tensor of the same role; the table if a tied head has none. Null if there is none.
+  const std::map<Batch, StoredTensor>* counterpart(const Key& key) const {
+    if (const auto* const same = expected_.find(key.kind, key.name)) return same;
+    if (!key.name.starts_with(kHead)) return nullptr;
+    for (const char* table : {"model.embed_tokens.weight", "transformer.wte.weight"})
+      if (const auto* const tied = expected_.find(key.kind, table)) return tied;
+    return nullptr;
+  }
+
+  Accumulated accumulate(const Key& key, const std::map<Batch, StoredTensor>& tensors,
+                         const std::map<Batch, StoredTensor>& others) const {
+    Accumulated out;
+    std::vector<double> first, here, there, f;
+    std::map<std::string, std::vector<double>> sums;
+    const StoredTensor* described = nullptr;
+    std::vector<std::string> axes;  // on which a replica differs from the first; empty: several
+    for_each_block(
+        match_, tensors, others, is_batched(key.kind),
+        [&](const Block& b, const StoredTensor& t, const StoredTensor& e) {
+          if (described != &t) {
+            axes.assign(t.replicas.size(), "");
+            for (size_t r = 1; r < t.replicas.size(); ++r)
+              if (const auto all = found_.differing_axes(t, 0, r); all.size() == 1) axes[r] = all[0];
+            described = &t;
+          }
+          const double scale = key.kind == Kind::output_grad ? loss_factor({b.found_batch, b.expected_batch}) : 1;
+          expected_.read(e, 0, b.other, there);
+          if (t.replicas.size() > out.replicas.size()) {
+            out.replicas.resize(t.replicas.size());
+            out.between.resize(t.replicas.size());
+          }
+          sums.clear();
+          for (size_t r = 0; r < t.replicas.size(); ++r) {
+            found_.read(t, r, b.rows, here);
+            if (r == 0) first = here;
+            Sums s;
+            for_each_element(here, there, t.width(), e.width(),
+                             [&](double x, double y, int64_t, int64_t) { s.add(x, y, scale); });
+            out.replicas[r].add(s);
+            if (r == 0) {
+              out.pairs[{b.found_batch, b.expected_batch}].add(s);
+              continue;
+            }
+            for (size_t i = 0; i < here.size(); ++i) out.between[r].add(here[i], first[i], 1);
+            if (axes[r].empty()) continue;
+            std::vector<double>& sum = sums.try_emplace(axes[r], first).first->second;
+            for (size_t i = 0; i < here.size(); ++i) sum[i] += here[i];
+          }
+          for (const auto& [axis, sum] : sums)
+            for_each_element(sum, there, t.width(), e.width(),
+                             [&, &to = out.sums[axis]](double x, double y, int64_t, int64_t) { to.add(x, y, scale); });
+        });
+    return out;
+  }
+
+  // Sets the factors of output gradients from the last module of the forward pass.
+  void find_factors() {
+    const Key* last = nullptr;
+    for (const auto& [key, batches] : found_.tensors())
+      if (key.kind == Kind::output_grad && expected_.find(key.kind, key.name) &&
+          (!last || order(key.name) > order(last->name)))
+        last = &key;
+    if (!last) return;
+    for (const auto& [pair, sums] : accumulate(*last, found_.tensors().at(*last), *counterpart(*last)).pairs)
+      factors_[pair] = sums.factor();
+  }
+  const std::map<std::pair<Batch, Batch>, double>& factors() const { return factors_; }
+  double order(const std::string& name) const {
+    return std::max(found_.order(name), expected_.find(Kind::output, name) ? expected_.order(name) : -1e18);
+  }
+
+  TensorResult compare(const Key& key) const {
+    const auto& tensors = found_.tensors().at(key);
+    const auto& others = *counterpart(key);
+    const Accumulated all = accumulate(key, tensors, others);
+    TensorResult out{.key = key};
+    out.ndim = std::ssize(tensors.begin()->second.shape);
+    const StoredTensor &a = tensors.begin()->second, &e = others.begin()->second;
+    out.shape_differs = is_batched(key.kind) ? a.width() != e.width() : a.shape != e.shape;
+    out.padded = out.shape_differs && is_vocabulary(key.name) && a.shape.size() == e.shape.size() &&
+                 (is_batched(key.kind) || a.shape[0] > e.shape[0]);
+    for (size_t r = 0; r < all.replicas.size(); ++r) {
+      const Sums& s = all.replicas[r];
+      const double distance = s.ee == 0 && s.dd > 0 ? std::numeric_limits<double>::infinity() : s.distance();
+      if (r == 0 || distance > out.distance) {
+        out.distance = distance, out.factor = s.factor(), out.replica = r, out.elements = s.n;
+        out.size = s.n > 0 ? std::sqrt(s.ee / static_cast<double>(s.n)) : 0;
+      }
+    }
+    return out;
+  }
+
+  const Recording &found_, &expected_;
+
+ private:
+  double loss_factor(const std::pair<Batch, Batch>& pair) const {
+    const auto found = factors_.find(pair);
+    return found == factors_.end() || found->second == 0 ? 1 : found->second;
+  }
+  RowMatch match_;
+  std::map<std::pair<Batch, Batch>, double> factors_;
+};
+
+bool is_compared(Kind kind) {
+  return kind == Kind::parameter || kind == Kind::output || kind == Kind::output_grad || kind == Kind::grad;
+}
+
+// Number of layers on the path to the tensor.
+double depth(const Comparison& c, const Key& key, int64_t layers) {
+  const int64_t layer = layer_index(key.name);
+  const double forward = static_cast<double>(layer >= 0 ? layer + 1 : c.order(key.name) < 0 ? 1 : layers + 1);
+  if (key.kind == Kind::parameter) return 1;
+  return key.kind == Kind::output ? forward : 2.0 * static_cast<double>(layers + 1) - forward + 1;
+}
+
+void set_tolerances(const Comparison& c, const std::vector<Comparison>& repeats, std::vector<TensorResult>& all) {
+  int64_t layers = 0;
+  for (const TensorResult& t : all) layers = std::max(layers, layer_index(t.key.name) + 1);
+  const double eps = std::max(c.found_.epsilon(), c.expected_.epsilon());
+  const bool narrow = eps > 1e-4;
+  for (TensorResult& t : all) {
+    const double steps = eps * std::sqrt(depth(c, t.key, layers));
+    t.tolerance = t.key.kind == Kind::parameter ? 4 * eps : (narrow ? 4 : 64) * steps;
+    double factor = 0;
+    if (!repeats.empty() && t.key.kind != Kind::parameter) {
+      t.tolerance = (narrow ? 1 : 8) * steps;
+      for (const Comparison& repeat : repeats)
+        if (repeat.found_.tensors().contains(t.key) && repeat.counterpart(t.key)) {
+          const TensorResult measured = repeat.compare(t.key);
+          t.tolerance = std::max(t.tolerance, kMargin * measured.distance);
+          factor = std::max(factor, kMargin * std::abs(measured.factor - 1));
+        }
+    }
+    const double noise = kMargin * t.tolerance / std::sqrt(static_cast<double>(std::max<int64_t>(1, t.elements)));
+    t.factor_tolerance = std::max(factor, noise) + eps * (narrow ? 1.0 / 64 : 8);
+  }
+}
+
+// Decides what is wrong, and compares replicas.
+void judge(const Comparison& c, std::vector<TensorResult>& all) {
+  std::map<Kind, double> sizes;
+  for (const TensorResult& t : all) sizes[t.key.kind] = std::max(sizes[t.key.kind], t.size);
+  const double eps = std::max(c.found_.epsilon(), c.expected_.epsilon());
+  for (TensorResult& t : all) {
+    const Accumulated parts = c.accumulate(t.key, c.found_.tensors().at(t.key), *c.counterpart(t.key));
+    for (size_t r = 1; r < parts.between.size(); ++r) {
+      if (parts.between[r].distance() <= t.tolerance) continue;
+      const StoredTensor& stored = c.found_.tensors().at(t.key).begin()->second;
+      const auto axes = r < stored.replicas.size() ? c.found_.differing_axes(stored, 0, r) : std::vector<std::string>();
+      if (!axes.empty() && (t.axis.empty() || axes.size() == 1)) t.axis = fmt::format("{}", fmt::join(axes, "+"));
+      if (axes.empty() && t.axis.empty()) t.axis = "ranks";
+    }
+    if (const auto sum = parts.sums.find(t.axis); sum != parts.sums.end())
+      if (sum->second.residual() <= std::max(2 * t.tolerance, 1e-6)) t.sum_factor = sum->second.factor();
+    t.wrong =
+        !t.axis.empty() || t.shape_differs || t.distance > t.tolerance || std::abs(t.factor - 1) > t.factor_tolerance;
+    // Rounding errors of sums whose exact value is near zero, such as gradients of the bias of keys.
+    const bool noise = t.key.kind != Kind::parameter && t.size < 16 * eps * sizes[t.key.kind];
+    t.undecided = t.tolerance > kUndecided || (noise && t.distance > t.tolerance);
+    if (t.undecided && (noise || t.distance <= t.tolerance)) t.wrong = false;
+  }
+}
+
+// Parameters that have a gradient only in the reference.
+void add_missing(const Comparison& c, std::vector<TensorResult>& all) {
+  for (const auto& [key, batches] : c.expected_.tensors())
+    if (key.kind == Kind::grad && !c.found_.find(key.kind, key.name) && c.found_.find(Kind::parameter, key.name))
+      all.push_back(
+          {.key = key, .distance = 1, .factor = 0, .ndim = std::ssize(batches.begin()->second.shape), .wrong = true});
+}
+
+// Fits the gradient of the last norm to those of its micro-batches, computed from its outputs and their gradients.
+void find_weights(const Comparison& c, RecordedStep& seen) {
+  std::string last;
+  for (const auto& [key, batches] : c.found_.tensors())
+    if (key.kind == Kind::output_grad && (last.empty() || c.order(key.name) > c.order(last)) &&
+        (c.found_.find(Kind::grad, key.name + ".bias") || c.found_.find(Kind::grad, key.name + ".weight")) &&
+        !norm_gradients(c.found_, key.name, batches.begin()->first, 1).empty())
+      last = key.name;
+  if (last.empty()) return;
+  const auto* gradient = c.found_.find(Kind::grad, last + ".bias");
+  if (!gradient) gradient = c.found_.find(Kind::grad, last + ".weight");
+  std::vector<std::vector<double>> columns;
+  std::vector<double> found, factors;
+  c.found_.read(gradient->begin()->second, 0, {0, 1}, found);
+  for (const auto& [batch, tensor] : *c.found_.find(Kind::output_grad, last)) {
+    columns.push_back(norm_gradients(c.found_, last, batch, seen.loss_scale));
+    double factor = 1;
+    for (const auto& [pair, of_pair] : c.factors())
+      if (pair.first == batch) factor = of_pair / seen.loss_scale;
+    factors.push_back(factor);
+    int64_t targets = 0;
+    for (const TokenRow& row : c.found_.rows())
+      if (row.batch == batch) targets += std::ranges::count_if(row.targets, [](int64_t t) { return t >= 0; });
+    seen.targets.push_back(targets);
+  }
+  if (columns.size() > found.size() || columns.size() > 64 ||
+      std::ranges::any_of(found, [](double x) { return std::isnan(x); }))
+    return;
+  const Mixture fit = fit_mixture(columns, found);
+  if (fit.residual > 0.05) return;
+  for (size_t i = 0; i < factors.size(); ++i) seen.weights.push_back(fit.weights[i] * factors[i]);
+}
+
+// The loss of the step under the convention that is nearest to the expected value.
+std::optional<TensorResult> compare_losses(const Recording& found, const Recording& expected, double tolerance,
+                                           RecordedStep& seen) {
+  const auto parts = [](const Recording& r) {
+    std::vector<std::tuple<double, double, bool>> out;  // value, tokens, sum
+    for (const RankInfo& rank : r.ranks()) {
+      if (const auto tp = rank.axes.find("tp"); tp != rank.axes.end() && tp->second.first > 0) continue;
+      for (const nlohmann::json& loss : value_at(rank.info, "losses"))
+        if (value_at(loss, "value").is_number())
+          out.emplace_back(loss["value"].get<double>(), loss.value("tokens", 1.0),
+                           loss.value("reduction", "") == "sum");
+    }
+    const auto* const stored = out.empty() ? r.find(Kind::loss, "loss") : nullptr;
+    std::vector<double> value;
+    for (const auto& [batch, t] : stored ? *stored : std::map<Batch, StoredTensor>()) {
+      r.read(t, 0, {0, 1}, value);
+      double tokens = 0;
+      for (const TokenRow& row : r.rows())
+        if (row.batch == batch || stored->size() == 1)
+          tokens += static_cast<double>(std::ranges::count_if(row.targets, [](int64_t x) { return x >= 0; }));
+      out.emplace_back(value[0], std::max(1.0, tokens), false);
+    }
+    return out;
+  };
+  const auto ours = parts(found), theirs = parts(expected);
+  if (ours.empty() || theirs.empty()) return {};
+  // Under each convention: means or sums over tokens or micro-batches, of all data ranks or averaged over them.
+  const auto values = [](const auto& all, double dp, double m) {
+    double mean = 0, sum = 0, tokens = 0;
+    for (const auto& [value, count, is_sum] : all) mean += value * count, sum += value, tokens += count;
+    mean /= tokens;
+    return std::array{mean, m * mean, dp * mean, m * dp * mean, m / dp * mean, sum, sum / dp, sum / tokens};
+  };
+  const auto their_m = static_cast<double>(natural(expected.info("microbatches")).value_or(1));
+  TensorResult out{.key = {Kind::loss, "loss"}};
+  out.distance = std::numeric_limits<double>::infinity();
+  for (const double x : values(ours, static_cast<double>(seen.dp), static_cast<double>(seen.microbatches)))
+    for (const double y : values(theirs, static_cast<double>(expected.axis_size("dp")), their_m))
+      if (const double d = std::abs(x - y) / std::abs(y); d < out.distance) {
+        out.distance = d, out.factor = x / y;
+        seen.loss_difference = x - y;
+      }
+  out.tolerance = out.factor_tolerance = tolerance;
+  out.wrong = out.distance > tolerance;
+  out.elements = 1;
+  return out;
+}
+
+// The parameter of a gradient, if its slices are complete; null otherwise.
+const StoredTensor* find_parameter(const Comparison& c, const TensorResult& t) {
+  const auto* const found = t.key.kind == Kind::grad ? c.found_.find(Kind::parameter, t.key.name) : nullptr;
+  if (!found || found->begin()->second.shape != c.found_.tensors().at(t.key).begin()->second.shape) return nullptr;
+  return &found->begin()->second;
+}
+
+// Bounds of the wrong elements, and what their positions show.
+Divergence locate(const Comparison& c, const TensorResult& t, RecordedTensor& seen) {
+  Divergence out{.tensor = t, .layer = layer_index(t.key.name)};
+  if (!c.found_.tensors().contains(t.key)) return out;
+  const StoredTensor& any = c.found_.tensors().at(t.key).begin()->second;
+  out.rank = std::max(0, c.found_.owner(any, std::min(t.replica, any.replicas.size() - 1), 0, 0));
+  if (!is_compared(t.key.kind)) return out;
+  const bool batched = is_batched(t.key.kind);
+  std::vector<double> here, there;
+  std::vector<Range> bounds;
+  std::set<std::pair<Batch, int64_t>> samples, all_samples;
+  std::vector<double> shift(static_cast<size_t>(any.width()));  // sums of differences by column
+  double squares = 0, rows = 0;
+  const StoredTensor* const parameter = find_parameter(c, t);
+  Sums multiple;  // the difference as a multiple of the parameter
+  std::vector<double> values;
+  const double least = 4 * std::max(t.tolerance, 1e-7) * t.size;
+  for_each_block(c.match(), c.found_.tensors().at(t.key), *c.counterpart(t.key), batched,
+                 [&](const Block& b, const StoredTensor& a, const StoredTensor& e) {
+                   const size_t replica = std::min(t.replica, a.replicas.size() - 1);
+                   c.found_.read(a, replica, b.rows, here);
+                   c.expected_.read(e, 0, b.other, there);
+                   const auto found = c.factors().find({b.found_batch, b.expected_batch});
+                   const double scale =
+                       t.key.kind == Kind::output_grad && found != c.factors().end() ? found->second : 1;
+                   all_samples.insert({b.found_batch, b.sample});
+                   rows += static_cast<double>(b.rows.size());
+                   if (parameter) c.found_.read(*parameter, 0, b.rows, values);
+                   for_each_element(here, there, a.width(), e.width(), [&](double x, double y, int64_t r, int64_t col) {
+                     const double difference = x - scale * y;
+                     if (std::isnan(difference)) return;
+                     shift[static_cast<size_t>(col)] += difference, squares += difference * difference;
+                     if (parameter) multiple.add(difference, values[static_cast<size_t>(r * a.width() + col)], 1);
+                     if (!(std::abs(difference) > least)) return;
+                     std::vector<int64_t> at;
+                     if (batched)
+                       at = {b.sample, b.first_token + r, col};
+                     else if (t.ndim > 1)
+                       at = {b.rows.begin + r, col};
+                     else
+                       at = {col};
+                     if (out.wrong++ == 0) {
+                       out.rank = c.found_.owner(a, replica, b.rows.begin + r, col);
+                       out.microbatch = batched ? b.found_batch.second : -1;
+                       for (const int64_t i : at) bounds.push_back({i, i + 1});
+                     }
+                     for (size_t d = 0; d < at.size(); ++d)
+                       bounds[d] = {std::min(bounds[d].begin, at[d]), std::max(bounds[d].end, at[d] + 1)};
+                     samples.insert({b.found_batch, b.sample});
+                   });
+                 });
+  out.index = bounds;
+  if (batched && bounds.size() == 3) seen.first_token = bounds[1].begin;
+  double same = 0;
+  for (const double sum : shift) same += sum * sum / std::max(1.0, rows);
+  seen.same_shift = t.key.kind == Kind::output && rows > 1 && same > 0.98 * squares;
+  if (multiple.n > 0 && multiple.residual() < 0.05) seen.of_parameter = multiple.factor();
+  seen.some_samples = samples.size() < all_samples.size();
+  std::set<int64_t> wrong_data, data;
+  for (const auto& [batch, sample] : all_samples) data.insert(batch.first);
+  for (const auto& [batch, sample] : samples) wrong_data.insert(batch.first);
+  if (batched && wrong_data.size() < data.size()) seen.some_data_ranks = true;
+  return out;
+}
+
+// Whether every wrong sequence is right up to a separator, the same token in each.
+void find_documents(const Comparison& c, const TensorResult& t, RecordedStep& seen) {
+  std::map<std::pair<Batch, int64_t>, int64_t> firsts;
+  std::vector<double> here, there;
+  const double least = 4 * std::max(t.tolerance, 1e-7) * t.size;
+  for_each_block(c.match(), c.found_.tensors().at(t.key), *c.counterpart(t.key), true,
+                 [&](const Block& b, const StoredTensor& a, const StoredTensor& e) {
+                   c.found_.read(a, std::min(t.replica, a.replicas.size() - 1), b.rows, here);
+                   c.expected_.read(e, 0, b.other, there);
+                   for_each_element(here, there, a.width(), e.width(), [&](double x, double y, int64_t r, int64_t) {
+                     if (std::abs(x - y) > least) firsts.try_emplace({b.found_batch, b.sample}, b.first_token + r);
+                   });
+                 });
+  std::set<int64_t> separators, places;
+  for (const auto& [sample, token] : firsts) places.insert(token);
+  seen.document = places.size() > 1 && *places.begin() > 0;  // masks of context ranks are equal in all rows
+  for (const TokenRow& row : c.found_.rows()) {
+    const auto first = firsts.find({row.batch, row.row});
+    if (first == firsts.end()) continue;
+    const int64_t at = first->second;
+    if (at == 0 || at >= std::ssize(row.ids)) return;
+    const auto token = row.ids[static_cast<size_t>(at - 1)];
+    if (std::count(row.ids.begin(), row.ids.begin() + at - 1, token) > 0) return;  // an earlier document
+    separators.insert(token);
+  }
+  if (separators.size() != 1) return;
+  seen.document = true;
+  seen.tokens_from = *separators.begin();
+}
+
+// Whether a rank's slice of a parameter has the values of another slice of the expected tensor.
+bool is_elsewhere(const Comparison& c, const TensorResult& t) {
+  const StoredTensor& a = c.found_.tensors().at(t.key).begin()->second;
+  const StoredTensor& e = c.counterpart(t.key)->begin()->second;
+  if (a.shape != e.shape) return false;
+  std::vector<double> here, there, full;
+  c.expected_.read(e, 0, {0, e.rows()}, full);
+  for (const Slice& slice : a.replicas[std::min(t.replica, a.replicas.size() - 1)]) {
+    StoredTensor alone{slice.bytes->shape, {{{slice.rank, slice.bytes, {}, {}}}}};
+    c.found_.read(alone, 0, {0, alone.rows()}, here);
+    for (const auto& replica : a.replicas)
+      for (const Slice& other : replica) {
+        if (other.bytes->shape != slice.bytes->shape || slice.index.empty() || other.index.empty()) continue;
+        // The expected values in the places of the other slice.
+        StoredTensor place = a;
+        place.replicas = {{other}};
+        there.clear();
+        for (int64_t row = 0; row < a.rows(); ++row)
+          for (int64_t column = 0; column < a.width(); ++column)
+            if (c.found_.has(place, row, column)) there.push_back(full[static_cast<size_t>(row * a.width() + column)]);
+        Sums right;
+        for (size_t i = 0; i < here.size() && here.size() == there.size(); ++i) right.add(here[i], there[i], 1);
+        if (&other != &slice && right.n > 0 && right.distance() <= t.tolerance) return true;
+      }
+  }
+  return false;
+}
+
+RecordedStep describe(const Recording& found, const RowMatch& match) {
+  RecordedStep out{.dp = found.axis_size("dp"),
+                   .tp = found.axis_size("tp"),
+                   .cp = found.axis_size("cp"),
+                   .pp = found.axis_size("pp"),
+                   .ep = found.axis_size("ep")};
+  out.microbatches = natural(found.info("microbatches")).value_or(1);
+  for (const TokenRow& row : found.rows())
+    out.tokens += std::ranges::count_if(row.targets, [](int64_t t) { return t >= 0; });
+  for (const nlohmann::json& loss : found.info("losses"))
+    if (value_at(loss, "scale").is_number()) out.loss_scale = loss["scale"].get<double>();
+  out.dropout = found.info("dropout") == true;
+  for (const RankInfo& rank : found.ranks())
+    for (const nlohmann::json& module : value_at(rank.info, "recomputed")) out.recomputed.push_back(module.dump());
+  out.dropped = match.dropped, out.repeated = match.repeated, out.foreign = match.foreign;
+  out.logits_sum = sum_logits(found);
+  if (!found.rows().empty()) out.tokens_per_rank = std::ssize(found.rows()[0].ids) / out.cp;
+  out.same_masks = out.dropout && equal_masks(found);
+  return out;
+}
+
+}  // namespace
+
+AuditResult compare(const Recording& found, const Recording& expected, const Repeats& repeats) {
+  Comparison c(found, expected);
+  if (!found.rows().empty() && !expected.rows().empty() && c.match().matched == 0)
+    bad_input("{}: expected the tokens of {}, got others", found.what(), expected.what());
+  AuditResult out;
+  out.measured = !repeats.empty();
+  out.seen = describe(found, c.match());
+  c.find_factors();
+  std::vector<Comparison> measures;
+  for (const auto& repeat : repeats) measures.emplace_back(*repeat, expected).find_factors();
+  int64_t others = 0, parameters = 0;
+  std::set<std::string> missing;
+  for (const auto& [key, batches] : found.tensors()) {
+    if (!is_compared(key.kind)) continue;
+    if (!c.counterpart(key) || out.tensors.emplace_back(c.compare(key)).elements > 0) {
+      if (!c.counterpart(key)) missing.insert(key.name);
+      continue;
+    }
+    out.tensors.pop_back();  // rows that are not those of the batch, such as an expert's
+    missing.insert(key.name);
+  }
+  if (out.tensors.empty())
+    bad_input("{}: expected tensors of {}, got none of the same name", found.what(), expected.what());
+  if (!missing.empty())
+    out.notes.push_back(
+        fmt::format("{} names are not compared: not in the reference, or not with the rows of the batch, such as {}",
+                    missing.size(), *missing.begin()));
+  set_tolerances(c, measures, out.tensors);
+  judge(c, out.tensors);
+  for (const TensorResult& t : out.tensors)
+    if (t.key.kind == Kind::parameter) ++parameters, others += t.wrong && t.axis.empty() ? 1 : 0;
+  if (parameters > 2 && static_cast<double>(others) > kOtherModel * static_cast<double>(parameters))
+    bad_input("{}: expected the parameters of {}, got other values of {} of {}", found.what(), expected.what(), others,
+              parameters);
+  for (const auto& [kind, count] :
+       {std::pair{Kind::input_ids, c.match().dropped + c.match().repeated + c.match().foreign},
+        {Kind::targets, c.match().other_targets}})
+    if (count > 0)
+      out.tensors.push_back({.key = {kind, std::string(to_string(kind))},
+                             .distance = static_cast<double>(count) / static_cast<double>(found.rows().size()),
+                             .elements = std::ssize(found.rows()),
+                             .wrong = true});
+  double loss_tolerance = 1e-6;
+  for (const TensorResult& t : out.tensors)
+    if (t.key.kind == Kind::output) loss_tolerance = std::max(loss_tolerance, std::min(t.tolerance, 0.02));
+  if (auto loss = compare_losses(found, expected, loss_tolerance, out.seen)) {
+    const bool others_right = std::ranges::none_of(out.tensors, &TensorResult::wrong);
+    if (loss->wrong && others_right)
+      out.notes.push_back(fmt::format(
+          "the recorded loss is {:.6g} times that of the reference; everything else is equal", loss->factor));
+    loss->wrong = loss->wrong && !others_right;
+    out.tensors.push_back(*loss);
+  }
+  add_missing(c, out.tensors);
+  find_weights(c, out.seen);
+  check_update(found, expected, out);
+  const auto place = [&](const TensorResult& t) {
+    const double order = c.order(t.key.name);
+    const bool backward = t.key.kind == Kind::output_grad || t.key.kind == Kind::grad;
+    return std::tuple(t.key.kind, backward ? -order : order, t.key.name);
+  };
+  std::ranges::stable_sort(out.tensors, {}, place);
+  for (const TensorResult& t : out.tensors) {
+    if (t.key.kind == Kind::grad) ++out.seen.gradients;
+    if (t.padded) out.seen.padded_vocabulary = true;
+    if (!t.wrong) continue;
+    RecordedTensor& wrong =
+        out.seen.wrong.emplace_back(RecordedTensor{.kind = std::string(to_string(t.key.kind)), .name = t.key.name});
+    wrong.distance = t.distance, wrong.tolerance = t.tolerance, wrong.axis = t.axis, wrong.ndim = t.ndim;
+    const double residual = std::abs(t.distance * t.distance - (t.factor - 1) * (t.factor - 1));
+    if (std::abs(t.factor - 1) > t.factor_tolerance &&
+        std::sqrt(residual) <= std::max(t.tolerance * std::abs(t.factor), 1e-4 * std::abs(t.factor - 1)))
+      wrong.factor = t.factor;
+    if (t.sum_factor != 0) wrong.sum_factor = t.sum_factor;
+    if (out.first) continue;
+    out.first = locate(c, t, wrong);
+    wrong.elsewhere = t.key.kind == Kind::parameter && is_elsewhere(c, t);
+    if (t.key.kind == Kind::output && !found.rows().empty()) find_documents(c, t, out.seen);
+  }
+  out.seen.gaps = found.findings();
+  out.causes = diagnose(out.seen);
+  const bool convention = !out.causes.empty() && out.causes[0].cause == "sum-instead-of-mean" && out.causes.size() == 1;
+  const bool masked =
+      out.seen.dropout && out.first && out.first->tensor.key.kind == Kind::output && !out.seen.same_masks;
+  if (masked) out.notes.push_back(fmt::format("dropout: the comparison ends at {}", out.first->tensor.key.name));
+  out.verdict = convention           ? Verdict::correct
+                : masked             ? Verdict::undecided
+                : out.causes.empty() ? Verdict::correct
+                                     : Verdict::diverges;
+  return out;
+}
+
+}  // namespace tessera::audit

@@ -1,0 +1,118 @@
+// Corresponding elements of two recordings.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "verify/audit/recording.h"
+
+namespace tessera::audit {
+
+// Least-squares statistics of found and expected values; elements in no slice are skipped.
+struct Sums {
+  double ff = 0, fe = 0, ee = 0, dd = 0;  // dd: squared differences from `scale` times the expected values
+  int64_t n = 0;
+  void add(double f, double e, double scale) {
+    if (std::isnan(f) || std::isnan(e)) return;
+    const double s = scale * e;
+    ff += f * f, fe += f * s, ee += s * s, dd += (f - s) * (f - s);
+    ++n;
+  }
+  void add(const Sums& s) { ff += s.ff, fe += s.fe, ee += s.ee, dd += s.dd, n += s.n; }
+  double factor() const { return ee > 0 ? fe / ee : 1; }
+  double distance() const { return dd == 0 ? 0 : std::sqrt(dd / ee); }
+  // The distance that remains after applying factor().
+  double residual() const { return ee > 0 && ff > 0 ? std::sqrt(std::max(0.0, 1 - fe * fe / (ff * ee))) : 0; }
+};
+
+// Rows of the global batch with equal tokens in both recordings.
+class RowMatch {
+ public:
+  RowMatch(const Recording& found, const Recording& expected);
+  struct Place {
+    Batch batch;
+    int64_t row = 0, samples = 0;  // samples of that batch
+    int64_t tokens = 0;            // 0: all
+  };
+  // Null if the row has no counterpart. Without tokens, rows correspond by position.
+  const Place* find(Batch batch, int64_t row) const;
+  // Sequences of a micro-batch of `found`.
+  int64_t samples(Batch batch) const;
+  // Rows of `found` with a counterpart, and of these with other targets; rows of `expected` without; rows of `found`
+  // that occur more often; rows of `found` without a counterpart.
+  int64_t matched = 0, other_targets = 0, dropped = 0, repeated = 0, foreign = 0;
+
+ private:
+  std::map<std::pair<Batch, int64_t>, Place> places_;
+  std::map<Batch, int64_t> samples_;
+};
+
+// A block of corresponding rows of a tensor.
+struct Block {
+  Batch found_batch, expected_batch;
+  int64_t sample = 0;       // of the micro-batch; 0 for parameters
+  Range rows, other;        // in the tensors' rows
+  int64_t first_token = 0;  // of `rows`
+};
+// Calls f(block, found tensor, expected tensor) for blocks of limited size; skips rows that do not correspond.
+template <class F>
+void for_each_block(const RowMatch& match, const std::map<Batch, StoredTensor>& found,
+                    const std::map<Batch, StoredTensor>& expected, bool batched, const F& f) {
+  constexpr int64_t kElements = int64_t{1} << 16;
+  const auto blocks = [&](const StoredTensor& a, const StoredTensor& b, Block block) {
+    const int64_t at_once = std::max<int64_t>(1, kElements / std::max<int64_t>(1, a.width()));
+    for (int64_t done = 0; done < block.rows.size(); done += at_once) {
+      const int64_t count = std::min(at_once, block.rows.size() - done);
+      Block now = block;
+      now.rows = {block.rows.begin + done, block.rows.begin + done + count};
+      now.other = {block.other.begin + done, block.other.begin + done + count};
+      now.first_token = done;
+      f(now, a, b);
+    }
+  };
+  for (const auto& [batch, a] : found) {
+    if (!batched) {
+      const StoredTensor& b = expected.begin()->second;
+      const int64_t rows = std::min(a.rows(), b.rows());
+      if (a.shape.size() == b.shape.size()) blocks(a, b, {batch, {}, 0, {0, rows}, {0, rows}, 0});
+      continue;
+    }
+    const int64_t samples = match.samples(batch);
+    if (samples == 0 || a.rows() % samples != 0 || a.shape.size() < 2) continue;
+    for (int64_t sample = 0; sample < samples; ++sample) {
+      const RowMatch::Place* const place = match.find(batch, sample);
+      if (!place) continue;
+      const auto there = expected.find(place->batch);
+      if (there == expected.end() || there->second.rows() % place->samples != 0) continue;
+      const StoredTensor& b = there->second;
+      const int64_t own = a.rows() / samples, other = b.rows() / place->samples;
+      int64_t rows = std::min(own, other);
+      if (place->tokens > 0 && own > 1) rows = std::min(rows, place->tokens);
+      blocks(a, b,
+             {batch,
+              place->batch,
+              sample,
+              {sample * own, sample * own + rows},
+              {place->row * other, place->row * other + rows},
+              0});
+    }
+  }
+}
+
+// Calls f(found, expected, index) for the elements of the columns that both have.
+template <class F>
+void for_each_element(const std::vector<double>& a, const std::vector<double>& b, int64_t width, int64_t other,
+                      const F& f) {
+  const int64_t columns = std::min(width, other), rows = static_cast<int64_t>(a.size()) / std::max<int64_t>(1, width);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      f(a[static_cast<size_t>(r * width + c)], b[static_cast<size_t>(r * other + c)], r, c);
+}
+
+constexpr bool is_batched(Kind kind) { return kind == Kind::output || kind == Kind::output_grad; }
+
+}  // namespace tessera::audit

@@ -1,0 +1,332 @@
+// Rules for recorded steps of other programs (verify/audit).
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "verify/diagnosis/diagnosis.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kNearFactor = 0.03;
+
+bool is_near(double x, double y) { return std::abs(x - y) <= kNearFactor * std::abs(y); }
+
+struct RecordedFacts {
+  explicit RecordedFacts(const RecordedStep& r) : step(r) {
+    for (const RecordedTensor& t : r.wrong)
+      if (t.kind == "grad") gradients.push_back(&t);
+  }
+  const RecordedTensor* first() const { return step.wrong.empty() ? nullptr : &step.wrong.front(); }
+  // A wrong loss shows only that something is wrong if a later tensor is.
+  const RecordedTensor* main() const {
+    const bool later = first() && first()->kind == "loss" && step.wrong.size() > 1;
+    return later ? &step.wrong[1] : first();
+  }
+  bool first_is(std::string_view kind) const { return first() && first()->kind == kind; }
+  bool main_is(std::string_view kind) const { return main() && main()->kind == kind; }
+  bool is_wrong(std::string_view kind, bool (*fits)(const RecordedTensor&)) const {
+    return std::ranges::any_of(step.wrong, [&](const RecordedTensor& t) { return t.kind == kind && fits(t); });
+  }
+  bool first_on(std::string_view kind, std::string_view axis) const {
+    return first_is(kind) && first()->axis.starts_with(axis);
+  }
+  bool all_gradients() const { return !gradients.empty() && std::ssize(gradients) >= step.gradients; }
+  template <class F>
+  bool only(const F& f) const {
+    return !gradients.empty() && std::ranges::all_of(gradients, [&](const auto* g) { return f(*g); });
+  }
+  // Common factor of the wrong gradients; 0 if there is none.
+  double factor() const {
+    if (gradients.empty() || !gradients[0]->factor) return 0;
+    const double f = *gradients[0]->factor;
+    return only([&](const auto& g) { return g.factor && is_near(*g.factor, f); }) ? f : 0;
+  }
+  // Of the first divergence, if it is a gradient of an output, else of all wrong parameter gradients.
+  double first_factor() const {
+    if (main_is("grad")) return factor();
+    return main_is("output_grad") || main_is("output") ? main()->factor.value_or(0) : 0;
+  }
+  bool is_factor(int64_t size) const {
+    const double f = first_factor();
+    return size > 1 && (is_near(f, static_cast<double>(size)) || is_near(f, 1.0 / static_cast<double>(size)));
+  }
+  const RecordedStep& step;
+  std::vector<const RecordedTensor*> gradients;
+};
+
+bool has(std::string_view name, std::string_view part) { return name.find(part) != std::string_view::npos; }
+bool is_expert(const RecordedTensor& t) { return has(t.name, "expert"); }
+bool is_routed(const RecordedTensor& t) {
+  return is_expert(t) || has(t.name, "router") || has(t.name, ".gate.") || has(t.name, "moe");
+}
+bool is_router(const RecordedTensor& t) { return is_routed(t) && !is_expert(t); }
+bool is_head(const RecordedTensor& t) { return has(t.name, "lm_head"); }
+bool is_norm_or_bias(const RecordedTensor& t) { return t.ndim <= 1; }
+bool is_tied(const RecordedTensor& t) {
+  return has(t.name, "embed") || has(t.name, "wte") || has(t.name, "lm_head") || has(t.name, "tok");
+}
+
+bool varies(const std::vector<double>& weights) {
+  if (weights.size() < 2) return false;
+  const auto [low, high] = std::ranges::minmax(weights);
+  return high - low > 0.02 * std::abs(high);
+}
+double largest_weight(const RecordedStep& s) { return s.weights.empty() ? 0 : *std::ranges::max_element(s.weights); }
+bool has_zero_weight(const RecordedStep& s) {
+  return s.weights.size() > 1 &&
+         std::ranges::any_of(s.weights, [&](double w) { return std::abs(w) < 0.05 * largest_weight(s); });
+}
+bool has_double_weight(const RecordedStep& s) {
+  if (s.weights.size() < 2) return false;
+  std::vector<double> sorted = s.weights;
+  std::ranges::sort(sorted);
+  const double low = sorted.front() < 0.05 * sorted.back() ? sorted[1] : sorted.front();
+  return is_near(low, 1) && is_near(sorted.back(), 2) && (sorted.size() > 2 || !is_near(sorted.front(), sorted.back()));
+}
+// Weights are inversely proportional to the numbers of targets.
+bool means_of_means(const RecordedStep& s) {
+  if (!varies(s.weights) || s.targets.size() != s.weights.size()) return false;
+  const double first = s.weights[0] * static_cast<double>(s.targets[0]);
+  for (size_t i = 1; i < s.weights.size(); ++i)
+    if (!is_near(s.weights[i] * static_cast<double>(s.targets[i]), first)) return false;
+  return true;
+}
+
+// Some micro-batches with as many targets as others have a multiple of their coefficient.
+bool scaled_microbatches(const RecordedStep& s) {
+  if (!varies(s.weights) || std::ranges::any_of(s.targets, [&](int64_t t) { return t != s.targets[0]; })) return false;
+  const auto [low, high] = std::ranges::minmax(s.weights);
+  return low > 0 && is_near(high / low, std::round(high / low));
+}
+bool is_power_of_two(double x) { return x >= 256 && std::abs(std::log2(x) - std::round(std::log2(x))) < 1e-3; }
+
+struct RecordedRule {
+  std::string_view cause, text;
+  bool (*fits)(const RecordedFacts& f);
+};
+// More specific rules come first.
+constexpr auto kRecordedRules = std::to_array<RecordedRule>({
+    {"wrong-sequences", "ranks compute sequences other than the reference's",
+     [](const RecordedFacts& f) { return f.step.foreign > 0; }},
+    {"microbatch-repeated", "a micro-batch or a rank's rows occur twice, in place of others",
+     [](const RecordedFacts& f) { return f.step.repeated > 0; }},
+    {"microbatch-dropped", "rows of the global batch are missing",
+     [](const RecordedFacts& f) { return f.step.dropped > 0 && f.step.repeated == 0; }},
+    {"wrong-targets", "the targets are not the tokens that follow, for example at the boundaries of context ranks",
+     [](const RecordedFacts& f) { return f.first_is("targets"); }},
+    {"wrong-slice", "the slices of the ranks do not cover a tensor",
+     [](const RecordedFacts& f) { return !f.step.gaps.empty(); }},
+    {"wrong-slice", "a rank has another rank's slice of a parameter",
+     [](const RecordedFacts& f) { return f.first_is("parameter") && f.first()->elsewhere; }},
+    {"not-synchronized", "parameters of replicas differ before the step: they are not synchronized over the axis",
+     [](const RecordedFacts& f) { return f.first_is("parameter") && !f.first()->axis.empty(); }},
+    {"stale-parameters", "a rank has old values of a parameter",
+     [](const RecordedFacts& f) { return f.first_is("parameter"); }},
+    {"dropout-seeds", "dropout masks are equal where they must differ, or differ where they must be equal",
+     [](const RecordedFacts& f) {
+       if (!f.step.dropout || f.step.same_masks) return f.step.same_masks;
+       return f.first_is("output") && (f.first()->axis.starts_with("tp") || f.first()->first_token > 0 ||
+                                       f.first()->some_samples || f.first()->some_data_ranks);
+     }},
+    {"recomputed-differently", "the recomputed forward pass differs from the first, for example in its random numbers",
+     [](const RecordedFacts& f) { return !f.step.recomputed.empty(); }},
+    {"missing-forward-sum", "the outputs of a row-parallel layer are not reduced over the tensor axis",
+     [](const RecordedFacts& f) { return f.first_on("output", "tp") && !f.step.dropout; }},
+    {"document-boundary", "attention or positions do not respect the boundaries of documents",
+     [](const RecordedFacts& f) { return f.first_is("output") && f.step.document; }},
+    {"wrong-positions", "tokens have wrong positions",
+     [](const RecordedFacts& f) {
+       if (!f.first_is("output")) return false;
+       // Tokens of the first context rank are right unless its positions are those of another partition.
+       if (f.step.cp > 1 && f.first()->first_token > 0 && f.first()->first_token < f.step.tokens_per_rank) return true;
+       return has(f.first()->name, "pos") || has(f.first()->name, "wpe") || has(f.first()->name, "rotary") ||
+              (f.step.cp > 1 && f.first()->first_token > 0 && f.first()->distance < 0.15);
+     }},
+    {"wrong-mask", "attention has a wrong mask",
+     [](const RecordedFacts& f) {
+       if (!f.first_is("output")) return false;
+       return !f.first()->factor && f.first()->first_token > 0 && (f.step.cp > 1 || has(f.first()->name, "attn"));
+     }},
+    {"bias-added-per-rank", "every tensor rank adds the bias of a row-parallel layer",
+     [](const RecordedFacts& f) { return f.first_is("output") && f.first()->same_shift && !f.first()->factor; }},
+    {"wrong-slice", "a rank looks up or computes another rank's slice",
+     [](const RecordedFacts& f) {
+       return f.first_is("output") && is_tied(*f.first()) && !f.first()->factor && !f.first()->some_data_ranks;
+     }},
+    {"wrong-slice", "ranks compute with slices that do not belong together, such as those of a fused weight",
+     [](const RecordedFacts& f) {
+       const RecordedTensor* const t = f.first();
+       return f.first_is("output") && f.step.tp > 1 && !f.step.dropout && !t->factor && t->axis.empty() &&
+              t->first_token <= 0 && !t->some_samples && !t->same_shift && !t->some_data_ranks;
+     }},
+    {"stale-parameters", "some ranks compute with other values of a parameter than the recorded ones",
+     [](const RecordedFacts& f) { return f.first_is("output") && !f.first()->factor && f.first()->some_data_ranks; }},
+    {"factor-tp", "the softmax of the loss counts the vocabulary once per tensor rank",
+     [](const RecordedFacts& f) {
+       return f.step.tp > 1 && f.main_is("output_grad") && is_head(*f.main()) &&
+              is_near(f.step.loss_difference, std::log(static_cast<double>(f.step.tp)));
+     }},
+    {"vocabulary-padding", "the softmax includes padded columns of the vocabulary",
+     [](const RecordedFacts& f) {
+       if (f.step.padded_vocabulary && (f.first_is("loss") || f.first_is("output") || f.main_is("output_grad")))
+         return true;
+       return f.main_is("output_grad") && is_head(*f.main()) && f.step.logits_sum > 1e-3 && f.step.loss_difference > 0;
+     }},
+    {"auxiliary-loss", "a further term of the loss, such as the balancing loss of routers, has a wrong weight",
+     [](const RecordedFacts& f) {
+       return f.first_is("loss") && f.main_is("output_grad") && !is_head(*f.main()) && f.is_wrong("grad", is_router);
+     }},
+    {"wrong-message", "a pipeline stage receives the activation or gradient of a different micro-batch",
+     [](const RecordedFacts& f) {
+       return f.step.pp > 1 && (f.main_is("output") || f.main_is("output_grad")) && f.main()->some_samples;
+     }},
+    {"router-gradient", "the gradient through the routing weights is missing, or has terms of other ranks' experts",
+     [](const RecordedFacts& f) {
+       return f.first_is("output_grad") && !f.first()->factor && f.is_wrong("grad", is_router) &&
+              f.first()->axis.empty();
+     }},
+    {"input-gradient-not-summed", "the input gradient of a column-parallel layer is not reduced over the tensor axis",
+     [](const RecordedFacts& f) {
+       const bool sharded = f.step.tp > 1 || f.step.ep > 1;
+       return f.first_on("output_grad", "tp") || (f.first_is("output_grad") && !f.first()->factor && sharded);
+     }},
+    {"loss-scale", "gradients are not divided by the loss scale, or are clipped before they are",
+     [](const RecordedFacts& f) {
+       const double scale = f.step.loss_scale;
+       if (scale == 1) return f.all_gradients() && (is_power_of_two(f.factor()) || is_power_of_two(1 / f.factor()));
+       return scale != 1 && (is_near(f.factor(), scale) || is_near(f.factor(), 1 / scale) ||
+                             (f.gradients.empty() && is_near(f.step.norm_ratio, scale)));
+     }},
+    {"sum-instead-of-mean", "the loss is a sum over tokens: a convention, if the learning rate is chosen for it",
+     [](const RecordedFacts& f) {
+       return f.all_gradients() && f.step.tokens > 1 && is_near(f.factor(), static_cast<double>(f.step.tokens));
+     }},
+    {"tied-not-summed", "the replicas of the tied weight do not reduce their gradients",
+     [](const RecordedFacts& f) {
+       return f.main_is("grad") && f.only(is_tied) && f.factor() == 0 &&
+              (f.step.pp > 1 || f.gradients[0]->axis.starts_with("pp") || f.gradients[0]->axis.starts_with("ranks"));
+     }},
+    {"norm-gradient-not-summed",
+     "gradients of norms or biases are not reduced over the tensor axis, whose ranks have different tokens",
+     [](const RecordedFacts& f) {
+       return f.main_is("grad") && f.only(is_norm_or_bias) &&
+              f.only([](const auto& g) { return g.axis.starts_with("tp") || (g.axis.empty() && !g.factor); }) &&
+              f.step.tp > 1;
+     }},
+    {"wrong-expert-group", "gradients of experts or routers are reduced over the wrong group",
+     [](const RecordedFacts& f) { return f.main_is("grad") && f.only(is_routed) && f.factor() == 0; }},
+    {"factor-ep", "gradients of experts are multiplied or divided by the size of the expert-parallel group",
+     [](const RecordedFacts& f) {
+       return f.main_is("grad") && f.only(is_routed) && f.is_factor(std::max(f.step.ep, f.step.dp));
+     }},
+    {"not-synchronized", "gradients are not reduced over the axis",
+     [](const RecordedFacts& f) { return f.main_is("grad") && !f.gradients[0]->axis.empty(); }},
+    {"microbatch-repeated", "a micro-batch is accumulated twice",
+     [](const RecordedFacts& f) { return f.main_is("grad") && has_double_weight(f.step) && !means_of_means(f.step); }},
+    {"microbatch-dropped", "the gradient of a micro-batch is not accumulated",
+     [](const RecordedFacts& f) { return f.main_is("grad") && has_zero_weight(f.step) && f.step.microbatches > 1; }},
+    {"not-synchronized", "the gradient of a data rank is missing from the reduction",
+     [](const RecordedFacts& f) { return f.main_is("grad") && has_zero_weight(f.step); }},
+    {"mean-of-means", "means over micro-batches or ranks with different numbers of targets are averaged",
+     [](const RecordedFacts& f) { return f.main_is("grad") && means_of_means(f.step); }},
+    {"factor-microbatches", "gradients are multiplied or divided by the number of micro-batches once too often",
+     [](const RecordedFacts& f) { return f.step.microbatches != f.step.dp && f.is_factor(f.step.microbatches); }},
+    {"factor-tp", "gradients are multiplied or divided by the size of the tensor axis once too often",
+     [](const RecordedFacts& f) { return !f.all_gradients() && f.is_factor(f.step.tp); }},
+    {"factor-cp", "gradients are multiplied or divided by the size of the context axis once too often",
+     [](const RecordedFacts& f) { return f.step.cp != f.step.dp && f.is_factor(f.step.cp); }},
+    {"factor-dp", "gradients are multiplied or divided by the number of data ranks once too often",
+     [](const RecordedFacts& f) { return f.is_factor(f.step.dp) && (f.all_gradients() || f.step.dp > 2); }},
+    {"factor-microbatches", "gradients are multiplied or divided by the number of micro-batches once too often",
+     [](const RecordedFacts& f) { return f.is_factor(f.step.microbatches); }},
+    {"factor-tp", "gradients are multiplied or divided by the size of the tensor axis once too often",
+     [](const RecordedFacts& f) { return f.is_factor(f.step.tp); }},
+    {"summed-twice", "gradients are accumulated or reduced twice",
+     [](const RecordedFacts& f) {
+       const double factor = f.first_factor();
+       return is_near(factor, 2) || (f.step.dp > 1 && is_near(factor, static_cast<double>(f.step.dp * f.step.dp)));
+     }},
+    {"factor-microbatches", "the gradients of some micro-batches are multiplied or divided once too often",
+     [](const RecordedFacts& f) { return f.main_is("grad") && scaled_microbatches(f.step); }},
+    {"mean-of-means", "means over ranks with different numbers of targets are averaged",
+     [](const RecordedFacts& f) { return f.main_is("grad") && varies(f.step.weights); }},
+    {"stale-buffer", "a buffer with values of the parameter is added to its gradient",
+     [](const RecordedFacts& f) { return f.first_is("grad") && f.first()->of_parameter != 0; }},
+    {"clip-norm", "the norm for clipping counts replicas, omits shards, or is not that of the gradients",
+     [](const RecordedFacts& f) { return f.first_is("norm") || f.first_is("clipped_grad"); }},
+    {"weight-decay", "weight decay applies to the wrong parameters, or not to the right ones",
+     [](const RecordedFacts& f) { return !f.step.decay.empty() && (f.first_is("updated") || f.first_is("lr")); }},
+    {"stale-parameters", "updated parameters are not gathered by all ranks",
+     [](const RecordedFacts& f) { return f.first_is("updated") && !f.first()->axis.empty(); }},
+    {"update-order", "clipping, the learning-rate schedule and the update are in the wrong order",
+     [](const RecordedFacts& f) { return !f.step.order.empty() && (f.first_is("updated") || f.first_is("lr")); }},
+    {"wrong-weight-gradient",
+     "the gradient of a parameter is computed wrongly from right outputs and output gradients",
+     [](const RecordedFacts& f) {
+       return f.first_is("grad") && !f.all_gradients() && f.factor() == 0 && f.first()->axis.empty() &&
+              f.first()->of_parameter == 0 && !varies(f.step.weights) && !f.only(is_routed) && !f.only(is_tied);
+     }},
+});
+
+std::string evidence(const RecordedFacts& f) {
+  const RecordedStep& s = f.step;
+  std::string out;
+  const auto add = [&](const std::string& text) { out += (out.empty() ? "" : "; ") + text; };
+  if (const RecordedTensor* const t = f.first()) {
+    std::string text =
+        fmt::format("first: {} of {} differs by {:.3g}, tolerance {:.3g}", t->kind, t->name, t->distance, t->tolerance);
+    if (t->factor) text += fmt::format(", all {:.4g} times the expected values", *t->factor);
+    if (!t->axis.empty()) text += fmt::format("; replicas on {} differ", t->axis);
+    if (t->sum_factor) text += fmt::format(", and their sum is {:.4g} times the expected values", *t->sum_factor);
+    if (t->of_parameter != 0) text += fmt::format("; the difference is {:.4g} times the parameter", t->of_parameter);
+    if (t->same_shift) text += "; all tokens differ by the same vector";
+    if (t->some_samples) text += "; only some sequences are wrong";
+    if (t->first_token > 0) text += fmt::format("; tokens before {} are right", t->first_token);
+    add(text);
+  }
+  if (!f.gradients.empty()) add(fmt::format("{} of {} parameter gradients are wrong", f.gradients.size(), s.gradients));
+  if (varies(s.weights))
+    add(fmt::format("coefficients of the micro-batches in the gradients: {:.3g}; their targets: {}",
+                    fmt::join(s.weights, ", "), fmt::join(s.targets, ", ")));
+  if (s.dropped > 0 || s.repeated > 0 || s.foreign > 0)
+    add(fmt::format("{} sequences of the reference are missing, {} occur twice, {} are others", s.dropped, s.repeated,
+                    s.foreign));
+  if (s.document) add(fmt::format("wrong from token {} on, which ends a document", s.tokens_from));
+  if (!is_near(s.norm_ratio, 1)) add(fmt::format("the norm is {:.4g} times that of the gradients", s.norm_ratio));
+  if (!is_near(s.clip_ratio, 1)) add(fmt::format("clipped gradients are {:.4g} times the expected ones", s.clip_ratio));
+  for (const std::string& text : {s.decay, s.order})
+    if (!text.empty()) add(text);
+  if (!s.gaps.empty()) add(s.gaps.front());
+  if (!s.recomputed.empty()) add("recomputed: " + s.recomputed.front());
+  return out;
+}
+
+}  // namespace
+
+std::string_view text_of_recorded_cause(std::string_view cause) {
+  const auto found = std::ranges::find(kRecordedRules, cause, &RecordedRule::cause);
+  return found == kRecordedRules.end() ? "" : found->text;
+}
+
+std::vector<Diagnosis> diagnose(const RecordedStep& step) {
+  const RecordedFacts facts(step);
+  std::vector<Diagnosis> out;
+  if (step.wrong.empty() && step.dropped == 0 && step.repeated == 0 && step.recomputed.empty() && !step.same_masks &&
+      step.gaps.empty())
+    return out;
+  for (const RecordedRule& rule : kRecordedRules)
+    if (rule.fits(facts) && std::ranges::find(out, rule.cause, &Diagnosis::cause) == out.end())
+      out.push_back({rule.cause, rule.text, evidence(facts)});
+  if (out.empty()) out.push_back({"unknown", "no rule matches", evidence(facts)});
+  return out;
+}
+
+}  // namespace tessera
