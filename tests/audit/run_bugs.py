@@ -4,7 +4,7 @@
 
 Each script of bugs/ records a training step with and without `--fixed`, next to a one-process reference. The table has
 one line per recording: script, bug or twin, verdict, first cause, and what the script states is wrong. The exit status
-is 1 if a verdict is wrong; causes are printed for a reader to judge.
+is 1 if a verdict is wrong and 77 (skipped) without torch; causes are printed for a reader to judge.
 """
 import argparse
 import json
@@ -99,6 +99,9 @@ def main():
     parser.add_argument("--keep", metavar="DIRECTORY", help="directory of the recordings; default: a temporary one")
     parser.add_argument("--table", metavar="FILE", help="also write the table as Markdown")
     options = parser.parse_args()
+    if subprocess.run([options.python, "-c", "import torch"], capture_output=True, check=False).returncode:
+        print(f"skipped: {options.python} has no torch")
+        return 77
     table = []
     with tempfile.TemporaryDirectory() as directory:
         for row in rows(options, options.keep or directory):

@@ -1,7 +1,7 @@
-# vllm-project/speculators#871: with sequence-parallel hidden states the default position_ids become arange(local
-# sequence length) on every rank, without the offset of the rank's chunk.
-# cause: the second context rank's tokens have positions that start at 0 instead of its chunk's offset (rotary
-#   embedding)
+# ISEEKYAN/Megatron-LM#208: the sequence is sharded contiguously over the context ranks, but the helper for rotary
+# embeddings takes the rank's shard for a zigzag one (chunks i and 2n-1-i).
+# cause: positions of the rotary embedding on context ranks are those of a zigzag shard while the tokens are
+#   contiguous
 # ci: yes
 import torch
 from common import Step, main
@@ -15,7 +15,9 @@ class Positions(Step):
     def batch(self, rows):
         batch = super().batch(rows)
         if not self.fixed:
-            batch.positions = torch.arange(len(batch.columns)).expand(len(rows), -1)
+            chunks = torch.arange(self.config.tokens).chunk(2 * self.cp.size)
+            zigzag = torch.cat([chunks[self.cp.rank], chunks[2 * self.cp.size - 1 - self.cp.rank]])
+            batch.positions = zigzag.expand(len(rows), -1)
         return batch
 
 

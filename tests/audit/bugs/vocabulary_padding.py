@@ -1,41 +1,25 @@
-# NVIDIA/Megatron-LM#1754: with a vocabulary that tensor parallelism does not divide the losses of TP=2 and of one GPU
-# diverge; the vocabulary is padded to a multiple of TP.
-# cause: the padded vocabulary row of lm_head takes part in the softmax of the loss
-import dataclasses
+# unslothai/unsloth#10616: the cross-entropy kernel pads the vocabulary to a power of two with logits of -inf and
+# applies logit softcapping afterwards, which maps them to the finite value -softcap.
+# cause: padded vocabulary entries take part in the softmax of the loss (softcapping undoes their mask)
 import math
 
-import torch
-from common import PARAMETERS, Step, main
+from common import Step, main
 from llama import Config
+from torch.nn import functional as F
 
 
 class Padding(Step):
-    """Rank 1 stores rows 16 to 30 of lm_head and one row of padding, which the recording leaves out."""
+    grid = (("dp", 2),)
+    config = Config(vocab=33)
 
-    grid = (("tp", 2),)
-    config = Config(vocab=31)
-
-    def index(self, name, shape):
-        if name == "lm_head.weight":
-            return [[[16, 31] if self.tp.rank else [0, 16]], [[0, shape[1]]]]
-        return super().index(name, shape)
-
-    def stored(self, name, full):
-        part = super().stored(name, full)
-        return torch.cat([part, 0.5 + part[:1]]) if name == "lm_head.weight" and self.tp.rank else part
-
-    def layout(self, name, kind, tensor):
-        dim = 0 if kind in PARAMETERS else 2
-        where = super().layout(name, kind, tensor)
-        if where and where.index and name.startswith("lm_head") and tensor.shape[dim] > 15:
-            where = dataclasses.replace(where, tensor=tensor.narrow(dim, 0, 16 - self.tp.rank))
-        return where
-
-    def gather_logits(self, logits):
-        logits = super().gather_logits(logits)
-        padded = torch.arange(32) >= self.config.vocab
-        return logits.masked_fill(padded, -math.inf) if self.fixed else logits
+    def cross_entropy(self, logits, batch):
+        padding = (0, 64 - self.config.vocab)
+        if self.fixed:
+            logits = F.pad(logits.tanh(), padding, value=-math.inf)
+        else:
+            logits = F.pad(logits, padding, value=-math.inf).tanh()
+        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
 
 if __name__ == "__main__":
-    main(Padding)
+    main(Padding, Padding)
