@@ -56,8 +56,8 @@ bool is_qwen2_tokenizer(const Tokenizer& tokenizer) {
   return tokenizer.files().at("tokenizer_config.json").find("\"Qwen2Tokenizer") != std::string::npos;
 }
 
-// Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies their
-// token ids to an existing config.json. Unset ids are null, because a missing key means the model family's default.
+// Writes the tokenizer in Hugging Face format, with `turn_ends` added to its generation settings, and copies its token
+// ids to an existing config.json. Unset ids are null, because a missing key means the model family's default.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
   nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   std::vector<int32_t> ends = generation_ends(tokenizer);

@@ -99,7 +99,7 @@ class CommandLine {
   CLI::App app_{kAbout, "tessera"};
   std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> registered_;
   ErrorList errors_;
-  Args args_;  // of train and verify
+  Args args_;  // options of train and verify
   TypedOptions run_, verify_run_ = verify_defaults(), plan_run_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
@@ -261,7 +261,7 @@ const CLI::App* CommandLine::chosen() const {
   return all.empty() ? nullptr : all.front();
 }
 
-// Reports every unknown option with the nearest valid name, otherwise the first unexpected argument.
+// Reports every unknown option with the nearest valid name or, without any, the first unexpected argument.
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
   std::vector<std::string> left = app_.remaining(true);

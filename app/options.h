@@ -176,7 +176,7 @@ bool is_searched(std::string_view option);
 // Parses and sets option `name` ("min-lr"). Throws Error (usage): "--min-lr: expected X, got Y".
 void set_option(TypedOptions& options, std::string_view name, const std::string& text);
 void forget(TypedOptions& options, const std::vector<std::string_view>& names);
-// As in train/config_file.h, with the options' own set.
+// As in train/config_file.h, with `options.set` as `set`.
 Args config_values(const TypedOptions& options);
 std::string to_toml(const TypedOptions& options);
 void apply_config_file(TypedOptions& options, const std::string& path);

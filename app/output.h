@@ -31,9 +31,10 @@ std::string duration(double seconds);
 // At most `width` bars, each the mean of consecutive values, scaled from minimum to maximum.
 std::string sparkline(const std::vector<double>& values, size_t width);
 
-// Prints a line on standard error, with the options of fields (with_options()) and without control characters.
+// Prints a line on standard error, with field names replaced by options (with_options()) and without control
+// characters.
 void say(const std::string& line);
-// Prints a line on standard error in one write, over a terminal's progress line. Thread- and process-safe.
+// Prints a line on standard error in one write, overwriting a terminal's progress line. Thread- and process-safe.
 void say_above_progress(const std::string& line);
 
 class Progress {

@@ -19,7 +19,7 @@ TrainConfig resolve(const TypedOptions& typed);
 bool starts_processes(const TypedOptions& typed);
 // Throws Error (usage) naming options and the nearest valid values.
 void check_plan(const TypedOptions& typed, const TrainConfig& config);
-// Throws Error (usage) for `found` and invalid combinations of options. Single values were checked when set.
+// Throws Error (usage) for `found` and invalid combinations of options. Individual values were checked when set.
 void check(const TypedOptions& typed, const TrainConfig& config, ErrorList found = {});
 // Calls resolve() and check(), and reports the errors of both.
 TrainConfig checked(TypedOptions typed);

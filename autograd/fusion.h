@@ -2,7 +2,7 @@
 // layers and strategies include this header, tessera.h does not.
 //
 //   deferred sum           add_residual() leaves x + y to the norm that reads it
-//   row sums               a norm computes the bias gradient of the matmul before it, with its own gradients
+//   row sums               a norm computes, with its gradients, the bias gradient of the matmul before it
 //   joint gradients        an op writes several gradients, or adds to an accumulated one, in one pass
 //   precomputed gradient   the loss computes the gradient of the head's weight in its forward pass
 //

@@ -1,4 +1,4 @@
-// Handles and leaves.
+// Var handles and leaves.
 #include "autograd/var.h"
 
 #include <algorithm>

@@ -16,7 +16,7 @@ struct ConfigEntry {
 
 // `path` names the file in errors. A value is a "string" with JSON escapes, a 'string' without escapes, a JSON number,
 // true or false; # begins a comment. Throws Error (usage) with line and column for any other syntax, duplicate keys,
-// invalid UTF-8, and more than 4 MiB.
+// invalid UTF-8, and files over 4 MiB.
 std::vector<ConfigEntry> read_config(std::string_view file, const std::string& path);
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 namespace tessera {
 
 struct EmbeddedFile {
-  std::string_view name, text;  // name: without its ending
+  std::string_view name, text;  // name: without file extension
 };
 
 }  // namespace tessera

@@ -53,7 +53,6 @@ class Error : public std::runtime_error {
 struct InputError : Error {
   explicit InputError(const std::string& message) : Error(message, Status::input) {}
 };
-// The message suggests options that reduce memory.
 struct OutOfMemory : Error {
   explicit OutOfMemory(const std::string& message)
       : Error(
@@ -95,7 +94,6 @@ constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>&
   return std::nullopt;
 }
 
-// Of the rows of a registry.
 template <class Rows>
 constexpr auto row_names(const Rows& rows) {
   std::array<std::string_view, std::tuple_size_v<Rows>> names;

@@ -1,4 +1,4 @@
-// Reads the kernel's short files on memory.
+// Reads available memory and cgroup limits from kernel files.
 #include "base/memory_limit.h"
 
 #include <sys/resource.h>
@@ -18,7 +18,7 @@ namespace {
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
   if (int64_t n = 0; in >> n) return n;
-  return {};  // "max" too
+  return {};  // also for "max"
 }
 
 std::optional<int64_t> number_after(const std::string& name, const fs::path& file) {

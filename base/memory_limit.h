@@ -11,7 +11,7 @@ namespace tessera {
 // RLIMIT_AS (ulimit -v).
 struct MemoryLimit {
   int64_t bytes = std::numeric_limits<int64_t>::max();
-  std::string of = {};  // "the machine has available", "/sys/fs/cgroup/job/memory.max leaves"
+  std::string of = {};  // "this machine has available", "/sys/fs/cgroup/job/memory.max leaves"
 };
 
 // A source that is missing or unreadable imposes no limit.

@@ -3,7 +3,7 @@
 //
 //   Settings field_descriptors(Tune& t) {
 //     return {{"voices", &t.voices, "number of voices", Field{.range = {1, 64}}},
-//             {"key_mode", &t.key_mode, "how they agree", Field{.goes_with = "voices"}}};  // an enum has its own names
+//             {"key_mode", &t.key_mode, "major or minor", Field{.goes_with = "voices"}}};  // an enum has its own names
 //   }
 //   field_descriptors(tune).at("voices").read("--voices", "12");   // Error: --voices: expected an integer in ...
 #pragma once
@@ -29,11 +29,10 @@ struct Bounds {
 // its default. Two runs with equal identities are the same run.
 enum class IdentityRole : uint8_t { no, yes, unless_default };
 
-// What a value means, and where it is used.
 struct Field {
   Bounds range = {};                     // bounds of a number, or of the number of positional arguments
   std::string_view choices = {};         // valid strings ("fp32|bf16"); for an enum, the names that users may specify
-  std::string_view expected = {};        // "a file": describes the value in messages; default: UTF-8
+  std::string_view expected = {};        // "a file": describes the value in messages; empty: UTF-8 text
   std::string_view denied = {};          // "untied": the option that sets it to false
   std::string_view goes_with = {};       // "dp_mode ps-sync or ps-async": the field and values that enable it
   std::string_view group = {};           // in help; default: as in Settings::add()
@@ -58,7 +57,6 @@ struct Choice {
   bool is_number() const { return names.front() == "0"; }
 };
 
-// Where the value is.
 struct ValueRef : std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*, std::optional<double>*,
                                std::optional<std::string>*, std::vector<int64_t>*, std::vector<std::string>*, Choice> {
   using variant::variant;
@@ -97,7 +95,7 @@ class Settings {
     for (const Setting& s : settings) add(s);
   }
   void add(const Setting& setting);
-  // `group` of those that specify none.
+  // `group` applies to settings without a group.
   void add(std::string_view group, const Settings& settings);
   void append(const Settings& others) { all_.insert(all_.end(), others.all_.begin(), others.all_.end()); }
   // Moves the field `name` to directly follow the field `after`.

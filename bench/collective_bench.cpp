@@ -66,7 +66,7 @@ struct Collective {
   Op op;
   bool native;           // available in MPI and NCCL
   double bus_numerator;  // busbw / algbw; if chunked, without the factor (n - 1) / n
-  bool chunked;          // each rank holds a chunk of the result or the work
+  bool chunked;          // each rank reduces or holds one chunk of the array
   // Bytes sent by all ranks in units of S / n.
   int64_t (*volume)(int64_t n, bool through_root);
   void (*call)(Communicator& world, const Arrays& at);

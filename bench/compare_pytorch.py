@@ -65,7 +65,7 @@ def settings(dtype):
                         and "cublas" not in line and "numpy" not in line})
     with open("/proc/cpuinfo") as cpu:
         wide = "avx512bw" in cpu.read()
-    if dtype == "fp32" and wide and any("openblas" in path for path in files):  # it does not detect newer CPUs
+    if dtype == "fp32" and wide and any("openblas" in path for path in files):  # OpenBLAS does not detect newer CPUs
         found += [f"{f}, OpenBLAS for {core}" for f in found for core in ("SkylakeX", "Cooperlake")]
     return {"settings": found, "version": torch.__version__, "blas": files,
             "built_with": "; ".join(s.strip(" -") for s in torch.__config__.show().splitlines()
@@ -93,7 +93,7 @@ def resident_mb():
 
 
 def child(config, setting, warmup, steps):
-    import torch  # noqa: F401  (its own memory is not the model's)
+    import torch  # noqa: F401  (torch's memory is not the model's)
 
     before = resident_mb()
     from pytorch_peer import median_time

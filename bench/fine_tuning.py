@@ -6,7 +6,7 @@ usage: bench/fine_tuning.py [--binary build/release/bin/tessera] [--dtype fp32|b
 
 The model has the sizes of SmolLM-135M and random weights. Each round runs Tessera and then the library in
 separate processes; a table row is the median over rounds. Both process one prompt as warm-up. The library uses its fused
-attention ("sdpa") and, for LoRA, PyTorch's fused AdamW. Decoding is also compared with copy bandwidth of the same round:
+attention ("sdpa") and, for LoRA, the fused AdamW. Decoding is also compared with the copy bandwidth of the same round:
 bytes of all weights (read once per token) relative to the bytes copied by two threads in that time.
 
 Needs: pip install torch transformers peft numpy
@@ -93,7 +93,7 @@ def peer(what, directory, dtype, threads):
         return WRITTEN / (time.perf_counter() - start)
 
 
-def rate_of(said):
+def parse_rate(said):
     """Parses tokens/s as printed by the program: 123, 12.3K, 1.20M."""
     number, unit = re.search(r"([0-9.]+)([KMB]?) tokens/s", said).groups()
     return float(number) * 1000 ** " KMB".index(unit or " ")
@@ -112,7 +112,7 @@ def ours(what, o, run, text):
         return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
     if what == "evaluate":
         seconds = []
-        for name in (".short", ".long"):  # difference: excludes startup and first windows
+        for name in (".short", ".long"):  # their difference excludes startup and the first windows
             start = time.perf_counter()
             tessera("evaluate", run, "--data", text + name, "--context", CONTEXT, "--batch", BATCH)
             seconds.append(time.perf_counter() - start)
@@ -123,7 +123,7 @@ def ours(what, o, run, text):
         file.writelines("".join(letters.choices(string.ascii_letters, k=length)) + "\n" for _ in range(count))
     tokens = 1 if what == "prefill" else WRITTEN
     said = tessera("generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", 0).stderr.splitlines()[-1]
-    rate = rate_of(said)
+    rate = parse_rate(said)
     if what == "prefill":  # prompts are processed one by one, one new token each
         first = float(re.search(r"time to first token ([0-9.]+) s", said).group(1))
         return PROMPTS * PROMPT / ((1 + PROMPTS) / rate - first)

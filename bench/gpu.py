@@ -4,19 +4,19 @@ independent: each reports its failures, and steps without remaining time are NOT
 run alone.
 
 usage: bench/first_contact.sh all|A|B|C|PART[,PART...] [OUT [FILE...]] [OPTIONS]
-  all (480 s)  first runs; then in parallel all GPU tests, verify of every strategy, losses compared with the CPU, models to
-               tune, and PyTorch compilation; then sequentially: rounds alternating with PyTorch, a step by kernels,
-               strategies, long contexts, experts and 1B with their memory, adapters and generation, ways, ops; last
-               compute-sanitizer
-  A B C        its thirds, for machines available for minutes: correctness (240 s), PyTorch, kernels, ways and ops (270 s),
-               strategies, shapes and tuning (200 s)
+  all (480 s)  first runs; then in parallel all GPU tests, verify of every strategy, losses compared with the CPU, the base
+               models for tuning, and PyTorch compilation; then sequentially the measurements: rounds alternating with
+               PyTorch, the kernels of a step, strategies, long contexts, experts and 1B with their memory, tuning and
+               generation, combinations of attention and graph (ways), ops; finally compute-sanitizer
+  A B C        one third each, for machines that are available only for minutes: correctness (240 s); PyTorch, kernels,
+               ways and ops (270 s); strategies, shapes and tuning (200 s)
   PART         first_runs right pytorch kernels strategies strategy_kernels shapes tuning ways ops sanitizer, or one step of
                first_runs and right: versions libraries ladder tests verify curve bases
   OUT          (default first_contact) receives report_WHAT.md and first_contact_WHAT.tar.gz with report, logs and, except for
                `all`, caches; an archive above 15 MB is split into at most 6 files
-  FILE...      that archive of an earlier call, or its parts: its caches save a minute or two
+  FILE...      the archive of an earlier call, or its files, whose caches save a minute or two
 TESSERA_PYTHON is the interpreter with torch (default python3), TESSERA_PACKED the build (default ../build),
-FIRST_CONTACT_SECONDS the total time. Exit status: 1 a failure, 2 no GPU, 3 no model could be trained, 143 terminated.
+FIRST_CONTACT_SECONDS the total time. Exit status: 1 failure, 2 no GPU, 3 no model could be trained, 143 terminated.
 
 The throughput of a run is the median over its steps after the first five, that of a table the median over rounds. Utilization
 is reported in both conventions: full attention, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B), and
@@ -104,7 +104,7 @@ def tests(bench):
         fixture = listed = ""
         try:
             listed = bench.runner.run("list", [program, "--gtest_list_tests", f"--gtest_filter={o.filter}"], 30)
-        except Failed as e:  # this one does not start, others may
+        except Failed as e:  # other programs may start
             bench.say(f"- {os.path.basename(program)[5:]}: {bench.failed('its list', e)}")
         for line in listed.splitlines():
             line = line.split("#")[0].rstrip()

@@ -120,7 +120,7 @@ class Bench:
         summary = records[-1] if records and records[-1].get("event") == "summary" else None
         if not summary or not summary.get("tokens_per_s"):
             raise Failed("FAILED", "the run ended without its summary")
-        summary["losses"] = losses_of(records)
+        summary["losses"] = collect_losses(records)
         if device == "cuda":
             self.note(f"{name}: {summary['tokens_per_s']:,.0f} tokens/s; {describe(summary.get('gpu'))}")
             if reason := why_refused(summary.get("gpu"), requested_kernels(args)):
@@ -157,7 +157,7 @@ class Bench:
         return " | ".join(f"{100 * rate * (6 * parameters + a) / peak:.1f}%" for a in (attention, attention / 2))
 
 
-def losses_of(records):
+def collect_losses(records):
     return [r["loss"] for r in records if r.get("event") == "step"]
 
 
@@ -203,7 +203,7 @@ def timed(bench, rows, columns=()):
         for row in rows:
             row.round(bench)
     for row in rows:
-        lines_of(bench, row, columns)
+        format_row(bench, row, columns)
 
 
 def headings(bench, columns=()):
@@ -211,7 +211,7 @@ def headings(bench, columns=()):
     bench.say(f"| {' | '.join(names)} |", "|" + "---|" * len(names))
 
 
-def lines_of(bench, row, columns):
+def format_row(bench, row, columns):
     for label, (made, cell) in row.failures.items():
         bench.say(f"| {label} | {made} | {cell} |" + " - |" * (5 + len(columns)))
     if row.runs:
@@ -269,7 +269,7 @@ def ladder(bench):
     headings(bench, columns)
     for row in [Row("tiny", "small", {name: rung(*asked)}) for name, asked in rungs.items()] + [trained(bench, bench.models[0])]:
         row.round(bench)
-        lines_of(bench, row, columns)
+        format_row(bench, row, columns)
 
 
 def ways(bench):
@@ -313,7 +313,7 @@ def pytorch(bench):
             pairs = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours.runs, row.runs)]
             return f"{statistics.median(pairs):.2f}" if pairs and row is not ours else "-"
 
-        columns = [("ours to it", ratio)]
+        columns = [("Tessera / row", ratio)]
         headings(bench, columns)
         timed(bench, [ours, *theirs], columns)
         bench.say("")
@@ -457,7 +457,7 @@ def curve(bench):
         try:
             losses[device] = bench.train(f"curve, {device}", model, args, steps, device, limit=limit, batch=1)["losses"]
         except Failed as e:
-            losses[device] = losses_of(json_lines(e.out))
+            losses[device] = collect_losses(json_lines(e.out))
             if device == "cuda" or len(losses[device]) < enough:  # the first losses of a slow CPU are sufficient
                 bench.say(f"{model} on {device}: {bench.failed(f'curve, {device}', e)}")
                 return
@@ -471,7 +471,7 @@ def curve(bench):
 MAX_ROWS, MIN_STEP = 30, 30  # kernels in the table; minimum launches of a step
 
 
-def kernels_of(text):
+def parse_launches(text):
     """(kernel, nanoseconds) of each launch in ncu's CSV, in order."""
     lines = text.splitlines()
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
@@ -542,8 +542,8 @@ def says_kernels(bench, name, args, steps=3):
 
 def profiled(bench, model, args, steps):
     """The launches of the given steps and the few kernels before them."""
-    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
-    ncu = shutil.which("ncu", path=os.pathsep.join(folders))
+    paths = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
+    ncu = shutil.which("ncu", path=os.pathsep.join(paths))
     if not ncu:
         raise Failed("NOT RUN", "ncu is not on PATH")
     with tempfile.TemporaryDirectory(dir=bench.options.work) as out:
@@ -555,7 +555,7 @@ def profiled(bench, model, args, steps):
             bench.runner.run("ncu", command, bench.options.limit)
         except Failed as e:
             raise Failed(e.word, f"{e}; ncu: {(read_text(file).strip() or 'no output').splitlines()[-1]}") from e
-    launches = kernels_of(read_text(file))
+    launches = parse_launches(read_text(file))
     if not launches:
         raise Failed("FAILED", "ncu reported no times")
     return launches

@@ -76,7 +76,7 @@ class Runner:
             status = child.wait()
         finally:
             Runner.running.discard(child)
-        status = 128 - status if status < 0 else status  # `timeout` dies from the signal of its program
+        status = 128 - status if status < 0 else status  # `timeout` dies of the signal that killed its program
         took, text = time.monotonic() - begin, read_text(log + ".out")
         with open(log + ".err", "a") as errors:
             errors.write(f"\n$ status {status} after {took:.1f} s\n")
@@ -103,7 +103,7 @@ class Served:
         try:
             self.child.stdin.write(json.dumps(question).encode() + b"\n")
         except OSError:
-            pass  # it has ended; answer() reports how
+            pass  # the program has ended; answer() reports how
         return self.answer(limit)
 
     def answer(self, limit):
@@ -240,8 +240,8 @@ def describe(gpu):
 
 
 def write_tokens(directory, vocab, count):
-    """Random tokens with a distribution similar to a BPE text: the probability of token r is proportional to 1 / (r + 2.7)
-    (Zipf-Mandelbrot law), with a fixed seed. Writes folder/tokens.bin, an llm.c token file, and the tokenizer's files, in
+    """Random tokens distributed like BPE text: the probability of token r is proportional to 1 / (r + 2.7)
+    (Zipf-Mandelbrot law), with a fixed seed. Writes tokens.bin, an llm.c token file, and the tokenizer's files, in
     which all tokens beyond the 256 bytes are special."""
     cumulated = list(itertools.accumulate(1 / (r + 2.7) for r in range(vocab)))
     tokens = array.array("H", random.Random(1).choices(range(vocab), cum_weights=cumulated, k=count))

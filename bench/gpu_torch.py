@@ -53,7 +53,7 @@ def main(c):
         ids = batches[step % len(batches)].cuda(non_blocking=True)
         train(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
-    def rate_of(steps, before):
+    def measure_rate(steps, before):
         number = itertools.count()
         torch.cuda.reset_peak_memory_stats()
         seconds = median_time(lambda: one_step(next(number)), steps, before, torch.cuda.synchronize)
@@ -65,7 +65,7 @@ def main(c):
             torch.cuda.synchronize()
         return {"kernels": [[e.name, e.time_range.elapsed_us() * 1e3] for e in profile.events() if "CUDA" in str(e.device_type)]}
 
-    rate_of(1, c["warmup"])
+    measure_rate(1, c["warmup"])
     answer = {"version": torch.__version__}
     while True:
         torch.cuda.empty_cache()  # frees memory for other programs between requests
@@ -74,7 +74,7 @@ def main(c):
         if not line:
             return
         question = json.loads(line)
-        answer = kernels() if question.get("profile") else rate_of(question["steps"], 3)
+        answer = kernels() if question.get("profile") else measure_rate(question["steps"], 3)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ namespace tessera::bench {
 
 using Vars = std::vector<Var>;
 
-// Sizes of a training step of a small GPT.
+// Sizes are those of a small GPT's training step.
 
 struct OpCase {
   using Op = std::function<Var(const Vars&)>;

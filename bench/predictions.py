@@ -54,7 +54,7 @@ def measured(binary, row, number):
 
 
 def tau(rows):
-    """Of pairs (predicted, measured)."""
+    """Kendall's tau of pairs (predicted, measured)."""
     signs = [1 if (p - q) * (m - n) > 0 else -1 for (p, m), (q, n) in itertools.combinations(rows, 2)
              if abs(m - n) > 0.02 * max(m, n)]
     return sum(signs) / max(1, len(signs))

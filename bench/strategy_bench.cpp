@@ -219,8 +219,8 @@ Measured measure_steps(const TrainConfig& job, Communicator& world, int64_t step
   return measure_alternating(one_rank(job, world), job, world, steps);
 }
 
-// Workers are not synchronized per step, so a round has several steps of each. Stops before the job's last step, in
-// which each worker would pull the parameters again.
+// Workers are not synchronized per step, so a round has several steps of each worker. Stops before the job's last step,
+// in which each worker would pull the parameters again.
 Measured measure_async(const TrainConfig& requested, Communicator& world, int64_t steps) {
   constexpr int64_t kTurn = 3;
   const int64_t turns = steps + 1;  // the first is warm-up

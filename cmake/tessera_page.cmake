@@ -1,8 +1,8 @@
-# tessera_page(target folder): embeds page.html as `kPage` of app/explore/explore.h, with placeholders such as {style.css}
-# replaced by the files of that name.
-function(tessera_page target folder)
-  file(READ ${PROJECT_SOURCE_DIR}/${folder}/page.html page)
-  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*)
+# tessera_page(target directory): embeds page.html as `kPage` of app/explore/explore.h, with placeholders such as
+# {style.css} replaced by the files of that name.
+function(tessera_page target directory)
+  file(READ ${PROJECT_SOURCE_DIR}/${directory}/page.html page)
+  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${directory}/*)
   foreach(part IN LISTS parts)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${part})
     get_filename_component(name ${part} NAME)
@@ -10,7 +10,7 @@ function(tessera_page target folder)
     string(REPLACE "{${name}}" "${text}" page "${page}")
   endforeach()
   set(source ${PROJECT_BINARY_DIR}/${target}_page.cpp)
-  file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.
+  file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${directory}/*.
 #include \"app/explore/explore.h\"
 
 namespace tessera::explore {

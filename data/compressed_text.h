@@ -10,7 +10,7 @@ namespace tessera {
 using TextChunk = std::function<void(std::string_view chunk)>;
 
 // Calls f with decompressed chunks, using a few MiB of memory. Throws InputError for a file that is unreadable,
-// truncated or corrupt, expands more than 256-fold, or has a known other format: UTF-16, Parquet, other archives.
+// truncated or corrupt, expands more than 256-fold, or is in another known format: UTF-16, Parquet, other archives.
 void read_text_chunks(const std::filesystem::path& file, const TextChunk& f);
 
 // Throws InputError also if the text does not fit in memory.

@@ -303,8 +303,8 @@ class Encoder {
     }
   };
 
-  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates. A
-  // segment's tokens end at the byte at which the encoding of the text up to the segment's end ends.
+  // A token with at least one byte in a trained segment is a target, as in the masks of transformers' chat templates.
+  // To find the end of a segment in bytes of tokens, the text up to that end is encoded separately.
   void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
     const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
     if (run.spans.size() == 1) return add(to, tokens, run.spans[0].second);

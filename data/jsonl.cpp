@@ -360,7 +360,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// Renames keys of the row; returns the original keys found. A standard key without its alternative is removed.
+// Renames keys of the row; returns the original keys found. A standard key whose alternative is missing is removed.
 std::set<std::string> name_calls(Json& row, const KeyNames& names) {
   std::set<std::string> found;
   Json renamed = Json::object();

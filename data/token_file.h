@@ -35,7 +35,7 @@ class TokenFile {
   int64_t vocab_size() const { return vocab_; }
   uint64_t checksum() const { return checksum_; }  // XXH3-64 of the tokens' bytes
   int32_t operator[](int64_t i) const;
-  // Throws InputError if the file was modified and no longer contains valid tokens there.
+  // Throws InputError if the file was modified and no longer contains valid tokens in this range.
   void copy(int64_t begin, int64_t count, int32_t* out) const;
   // Calls f with successive chunks. Throws like copy().
   using Each = std::function<void(std::span<const int32_t> tokens)>;

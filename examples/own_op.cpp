@@ -12,7 +12,7 @@ namespace {
 
 using namespace tessera;
 
-// The gated linear unit, y = a sigmoid(b): two tensors of one shape -> that shape (Dauphin et al. 2017).
+// The gated linear unit, y = a sigmoid(b): two tensors of equal shape -> the same shape (Dauphin et al. 2017).
 //
 // The vjp ("vector-Jacobian product") computes the gradients of a and b from that of y, with s = sigmoid(b):
 //   da = dy s    db = dy a s (1 - s)

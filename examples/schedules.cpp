@@ -104,8 +104,10 @@ Choice parse(CLI::App& app, int argc, char** argv) {
       ->check(CLI::Range(1, 1024));
   app.add_option("-F", c.forward, "time of a forward pass through a rank's layers; default 1")
       ->check(CLI::Range(0.0, 1e6));
-  app.add_option("-I", c.input, "time of the gradient of their input; default 1")->check(CLI::Range(0.0, 1e6));
-  app.add_option("-W", c.weight, "time of the gradients of their weights; default 1")->check(CLI::Range(0.0, 1e6));
+  app.add_option("-I", c.input, "time of the input gradients of a rank's layers; default 1")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("-W", c.weight, "time of the weight gradients of a rank's layers; default 1")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--message", c.message, "time of a message; default 0")->check(CLI::Range(0.0, 1e6));
   app.add_option("--head", c.head, "time of the LM head on the last stage, as a fraction of a rank's work; default 0")
       ->check(CLI::Range(0.0, 1e6));

@@ -36,7 +36,6 @@ struct HubTensor {
   std::vector<Slice> slices;
   bool transposed = false;  // GPT-2 stores weights as (in, out)
 
-  // The stored shape.
   std::vector<int64_t> slice_shape(const Slice& slice) const;
 };
 

@@ -28,8 +28,8 @@ bool is_hub_folder(const std::filesystem::path& folder);
 // Removes the affixes of training wrappers: torch.compile(), FSDP, activation checkpointing, DDP.
 std::string unwrapped(std::string name);
 std::string wrapped_note(const std::filesystem::path& from, const std::string& name, const std::string& plain);
-// "; NAME is a GGUF model of llama.cpp, which is not read: ...": identifies another program's file or checkpoint, and
-// explains how to convert it. Empty if nothing is recognized.
+// "; NAME is a GGUF model (llama.cpp), which is not supported: ...": identifies another program's file or checkpoint,
+// and explains how to convert it. Empty if nothing is recognized.
 std::string foreign_in(const std::filesystem::path& path);
 // The message names weights in other formats if present.
 [[noreturn]] void refuse_without(const std::filesystem::path& folder, const std::string& missing);

@@ -16,7 +16,7 @@
 namespace tessera::lab {
 
 namespace {
-// Forbidden calls: one schedule can be derived from another.
+// Forbidden calls, because one schedule can be derived from another.
 const std::vector<std::string_view> kSchedules{
     "naive",  "gpipe", "one_f_one_b",   "interleaved",       "zb_h1", "zb_h2", "zb_v",
     "v_half", "v_min", "make_schedule", "schedule_from_file"};

@@ -140,7 +140,7 @@ void limit(int what, uint64_t maximum) {
   ::setrlimit(what, &now);
 }
 
-// Bytes that count towards memory limits; the same in the learner's program.
+// Bytes that count towards memory limits; the learner's program begins with as many.
 uint64_t data_now() {
   std::ifstream sizes("/proc/self/statm");  // in pages; the sixth value is limited by RLIMIT_DATA
   uint64_t pages = 0;

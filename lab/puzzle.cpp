@@ -32,7 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Placeholder line of a page for the problem instance.
 constexpr std::string_view kInstancePlaceholder = "(`tessera lab start` inserts your problem instance here.)\n";
 
 struct Sign {
@@ -154,7 +153,7 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
       {{"bubble_percent", bubble}, {"units", sim.makespan}, {"best_known_units", best}}};
 }
 
-// A submodule of a block on dp x tp ranks, 2 or 4 each.
+// A submodule of a block on dp x tp ranks, 2 or 4 per axis.
 struct PlacementPuzzle {
   static constexpr const char* file = "placements.txt";
   static std::vector<Bound> bounds() {

@@ -1,4 +1,4 @@
-// The decoder of all families, configured by sizes and by the family's components (models/language_model.h):
+// The decoder of all families, configured by sizes and by the family's components (models/families.h):
 //
 //   gpt2    LayerNorm, learned positions, GELU, biases: Radford et al. 2019
 //   llama   RMSNorm, rotary positions, SwiGLU: Touvron et al. 2023, arXiv 2302.13971; Grattafiori et al. 2024, arXiv

@@ -1,6 +1,6 @@
-// Partitioning of the decoder's layers: the only file that depends on both the model and the strategies. Placements and
-// volume: parallel/tensor_parallel.h. S(1) adds an all-gather of e T C bytes (e B T C if documents restart positions)
-// for the gradient of a position embedding, and two all-reduces of C elements for the last norm.
+// Partitioning of the decoder's layers: the only file that depends on both the decoder and the strategies. Placements
+// and volume: parallel/tensor_parallel.h. S(1) adds an all-gather of e T C bytes (e B T C if documents restart
+// positions) for the gradient of a position embedding, and two all-reduces of C elements for the last norm.
 #include <cstdint>
 
 #include "models/decoder.h"

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// A text's local layers have equally long caches; other layers may be on other ranks.
+// The caches of a text's local layers have equal lengths; other layers may be on other ranks.
 int64_t context_length(const TextCache& text) {
   int64_t max_length = 0;
   for (const KvCache& layer : text) max_length = std::max(max_length, layer.length);

@@ -39,11 +39,10 @@ inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; 
 // does not divide the heads or the tokens of S(1), or exceeds the vocabulary.
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes);
 
-// Shards the experts of each layer over tp, their tokens over cp, and the experts over ep. Throws FieldError for ep
+// Shards each expert over tp, its tokens over cp, and the set of experts of a layer over ep. Throws FieldError for ep
 // without experts.
 void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between);
 
-// Attention over sequences sharded over `cp`.
 Attention::Core context_core(Communicator& cp, ContextMode mode);
 
 }  // namespace tessera

@@ -31,7 +31,7 @@ struct Microbatch {
   double scale = 1;  // loss factor: 1 / targets of the global batch
 };
 
-// Source of a step's micro-batches on one rank, queried before each pass: the trainer's data set, or generated tokens
+// Source of a step's micro-batches on one rank, queried before each pass: the trainer's data set, or a dry run
 // (train/memory.cpp).
 class BatchSource {
  public:

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Undefined: each sequence is one document, from position 0.
+// With undefined tensors, each sequence is one document from position 0.
 struct Documents {
   static constexpr int32_t kPadding = 1 << 30;  // start of a padding token: no token attends to it
   Tensor starts;     // int32 (B, Tq): start of each query's document, as a position in the full sequence

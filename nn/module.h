@@ -103,7 +103,6 @@ class Module : NotCopied {  // children hold references into it
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // The result of transform()'s function.
   Var used(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {

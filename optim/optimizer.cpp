@@ -215,7 +215,8 @@ void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, cons
   on_device(of.unit.grads.device(), on_cpu, [&] { cuda::update(of, options_, now, on_gpu); });
 }
 
-// Muon updates matrices in two passes: `updates` serves as their values, then as their gradients.
+// Muon updates matrices in two passes: the first writes `updates` in place of values, the second reads them as
+// gradients.
 void Optimizer::update(const UpdateScalars& now, const UpdateScalars* on_gpu) {
   std::vector<std::pair<size_t, FlatUnit>> matrices;
   for (size_t u = 0; u < units_.size(); ++u)

@@ -2,8 +2,7 @@
 // (optim/cuda/updates.cu) call the same functions and are therefore bitwise identical.
 //
 // A new optimizer needs a struct here, an entry in UpdateRule, and a row of kOptimizers under its OptimizerKind. The
-// option and its defaults, checkpoint names, memory and most tests follow from the row; optimizer_test.cpp has the
-// published formula of each.
+// option and its defaults, checkpoint names, memory and most tests follow from the row.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -143,7 +142,6 @@ using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
 enum class Decay : uint8_t { coupled, decoupled };  // L2 regularization in the gradient, or AdamW's decay
-// Defaults of a training run's hyperparameters.
 struct OptimizerDefaults {
   double lr = 1e-3, weight_decay = 0.1, momentum = 0.9, beta1 = 0.9, beta2 = 0.99;
 };

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The nearest positive multiples of `unit` below and above n, as "4 or 8".
+// "4 or 8": the nearest positive multiples.
 std::string nearest_multiples(int64_t n, int64_t unit) {
   const int64_t below = n / unit * unit;
   return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);

@@ -1,4 +1,4 @@
-// Shard ranges, and transfers from and to rank 0.
+// Shard ranges, and transfers between rank 0 and the others.
 #include "parallel/data_layout.h"
 
 #include <algorithm>

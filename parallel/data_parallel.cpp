@@ -13,7 +13,7 @@
 // volume         per step, n ranks, m micro-batches of b sequences of T tokens, V vocabulary, Psi parameters:
 //                rank 0 sends     (n - 1) (m (4 b T + 8 + e b T V) + e Psi)
 //                rank 0 receives  (n - 1) (m e b T V + g Psi)           e bytes per value, g per gradient
-//                the 8 are a rank's loss; the gradient norm adds one sum of 8 bytes per unit; targets stay on rank 0
+//                the 8 bytes are a rank's loss; the norm adds one sum of 8 bytes per unit; targets stay on rank 0
 // source         PyTorch 1.0, torch/nn/parallel/data_parallel.py; Li et al. 2020, section 2, on its cost
 //
 // Unlike PyTorch, which copies the parameters before every forward pass, this strategy copies them once per step, after

@@ -89,7 +89,7 @@ struct DataOptions {
   int64_t microbatches = 1;           // per step and rank
   int copies = 1;                     // adjacent ranks of the axis with the same sequences
   DType dtype = DType::float32;       // of parameters
-  DType grad_dtype = DType::float32;  // accumulated and on the wire
+  DType grad_dtype = DType::float32;  // for accumulation and communication
   uint64_t seed = 0;                  // of the initial parameters
   // With expert parallelism: the ranks (of a shard group) that have the same experts.
   Communicator* experts = nullptr;
@@ -175,7 +175,7 @@ class DataStrategy : NotCopied {
   }
   // Throws Error if `group` and the axis belong to different launch() calls.
   void check_group(const Communicator* group) const;
-  // Creates the two axes if `ranks` is less than the axis size. Collective over the axis.
+  // Creates shard_axis() and replicate_axis() if `ranks` is less than the axis size. Collective over the axis.
   void split_axis(int ranks);
 
   Module& model_;

@@ -1,4 +1,4 @@
-// Bucket formation and gradient hooks.
+// DDP's buckets and gradient hooks.
 #include "parallel/ddp.h"
 
 #include <cstdint>

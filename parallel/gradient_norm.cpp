@@ -17,8 +17,7 @@ Tensor allocate_sums(const DataStrategy& s, int64_t count) {
   return Tensor::empty({count}, DType::float64, s.arena(), Category::workspace);
 }
 
-// Sums of squares of this rank's shards. A unit is one slice, or one slice per counted slot; each slice has its own
-// norm blocks.
+// Sums of squares of this rank's shards. With `tp`, each slot that this rank counts has separate norm blocks.
 Tensor squares_of_own(const DataStrategy& s, const Communicator* tp) {
   std::vector<Tensor> parts;
   std::vector<BlockRun> runs;

@@ -1,4 +1,4 @@
-// Gathers shards to owners and returns updates.
+// Gathers a matrix's shards to its owner and returns the updates.
 #include "parallel/matrix_owners.h"
 
 #include <algorithm>
@@ -99,7 +99,7 @@ void MatrixOwners::exchange_shards() {
   }
 }
 
-// The range of this matrix that a rank of the data axis stores.
+// The range that a rank of the data axis stores.
 Range MatrixOwners::stored(const Matrix& m, int rank) const {
   if (!sharded_) return {0, m.slot.size};
   const int64_t shard = shard_elements_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * shard;

@@ -1,4 +1,4 @@
-// Groups are splits of the world.
+// Mesh axes and their groups, which are splits of the world.
 #include "parallel/mesh.h"
 
 #include <algorithm>

@@ -18,8 +18,8 @@
 //                receives and sends (n - 1) S / K, which is the bottleneck; a worker sends and receives S (on a server
 //                (K - 1)/K of it)
 //
-// A server adds in rank order and rounds once, independent of --all-reduce. Workers push once per step, after the last
-// backward pass; unlike DDP, communication does not overlap with it.
+// A server adds in rank order and rounds once, whatever the all-reduce algorithm. Workers push once per step, after the
+// last backward pass; unlike DDP, communication does not overlap with it.
 #include <cstdint>
 #include <memory>
 

@@ -1,4 +1,4 @@
-// The conversion table.
+// Conversions between placements, and their table.
 #include "parallel/placement.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Forward and backward hops around the ring.
+// Ring attention: forward and backward hops.
 #include <algorithm>
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// Memory, reductions and gathers of the stages.
+// ZeRO: memory, reductions and gathers of its stages.
 #include "parallel/zero.h"
 
 #include <algorithm>

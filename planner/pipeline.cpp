@@ -13,7 +13,8 @@
 namespace tessera::planner {
 namespace {
 
-// Maximum number of open actions of kind `begins` (not yet closed by B or W) in a rank's list; of one stage or of all.
+// Maximum number of open actions of kind `begins` (not yet closed by B or W) in a rank's list; of one stage, or -1:
+// all.
 int max_open(const std::vector<Action>& list, PassKind begins, int stage = -1) {
   int now = 0, max_count = 0;
   for (const Action& a : list) {

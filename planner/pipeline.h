@@ -25,7 +25,7 @@ inline double& pass_time(StageTimes& t, PassKind what) {
   return what == PassKind::F ? t.forward : what == PassKind::B ? t.backward : what == PassKind::I ? t.input : t.weight;
 }
 
-// Builds the schedule only if it is in a file.
+// The rank of each stage; builds the schedule only if it is in a file.
 std::vector<int> rank_of_stages(const Plan& plan);
 // Throws FieldError if the schedule does not support this number of micro-batches.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);

@@ -69,7 +69,6 @@ std::string node_text(const SearchRequest& q, const Plan& p) {
                      inside.empty() ? "" : fmt::format("within a node of {} ranks: {}; ", node, inside), across);
 }
 
-// The other plans whose times are within the model error.
 std::string close_call_text(const SearchResult& a) {
   size_t last = 1;
   while (last < a.best.size() && a.best[last].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)

@@ -401,7 +401,7 @@ void Arena::fix(bool fixed) {
 void Arena::allow_reuse(bool allowed) {
   std::lock_guard lock(mutex_);
   reuse_scopes_ += allowed ? 1 : -1;
-  if (reuse_scopes_ != (allowed ? 1 : 0)) return;  // other scopes remain or preceded this one
+  if (reuse_scopes_ != (allowed ? 1 : 0)) return;  // not the first scope to open or the last to close
   for (const auto& [at, bytes] : free_) (allowed ? permit : forbid)(region_->base() + at, bytes);
 }
 

@@ -86,7 +86,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
 
   Usage usage(Category category) const;
   Usage total() const;
-  int64_t footprint() const;  // bytes ever handed out, including gaps
+  int64_t footprint() const;  // end of the highest block so far, in bytes from the region's start
   // Equal layouts and equal sequences of requests produce equal addresses.
   struct Layout {
     int64_t footprint = 0;

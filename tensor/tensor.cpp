@@ -212,8 +212,8 @@ Tensor Tensor::to(const ArenaPtr& arena) const {
   return t;
 }
 
-// Host-GPU transfers copy contiguous raw bytes: the source is converted before the transfer, and broadcast and strided
-// after it.
+// Host-GPU transfers copy contiguous raw bytes: the source is converted before the transfer; broadcasting and strides
+// are applied after it.
 void Tensor::copy_across(const Tensor& source) {
   const Tensor there = source.to(dtype_).contiguous();
   if (is_contiguous() && there.numel() == numel())

@@ -84,10 +84,10 @@ class StepTokens final : public BatchSource {
   void begin(int64_t step);
   // Prefetches the tokens of a step; staged tokens stay valid.
   void ahead(int64_t step);
-  // A micro-batch, int32 (B, T); `ids` or `targets` is a meta tensor if its flag is false. Queued on a GPU.
+  // A micro-batch, int32 (B, T); `ids` or `targets` is a meta tensor if its flag is false. On a GPU, copies are queued.
   Microbatch load(int64_t microbatch, bool ids, bool targets) override;
-  // Position of a micro-batch in the run, with this rank's documents if the job masks them. Queued on a GPU; reads the
-  // sequences even on ranks that load no ids.
+  // Position of a micro-batch in the run, with this rank's documents if the job masks them; on a GPU, their copies are
+  // queued. Reads the sequences even on ranks that load no ids.
   StepInfo where(int64_t microbatch) override;
   int64_t columns(int64_t microbatch) const override;
   // The same for validation sequences (B, T) in host memory; documents follow from `starts` (B, T) if defined,
@@ -138,8 +138,8 @@ class StepTokens final : public BatchSource {
 };
 
 // Converts `epochs`, `save_fraction` and `eval_fraction` to steps; Run expects steps. An epoch of a mixture has as many
-// sequences as all its datasets together, and the weights determine how often each dataset is read, which is added to
-// the notes.
+// sequences as all its datasets together, and the weights determine how often each dataset is read (reported in the
+// notes).
 void resolve_epochs(TrainConfig& config, Dataset& dataset);
 
 }  // namespace tessera

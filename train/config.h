@@ -70,7 +70,7 @@ struct RunConfig {
   std::optional<std::string> out = {};                           // run directory; unset: runs/DATE-TIME
   bool resume = false;                                           // continue the run in `out`
   int64_t save_every = 500, keep = 2, eval_every = 500;
-  double save_fraction = 0, eval_fraction = 0;  // fractions of an epoch, replace step counts; 0: unused
+  double save_fraction = 0, eval_fraction = 0;  // fractions of an epoch that replace step counts; 0: unused
   std::optional<double> epochs = {};            // replaces optim.steps (resolve_epochs())
   int64_t patience = 0;                         // validations without improvement that end the run; 0: unlimited
   int64_t check_replicas = 0;                   // steps between checks; 0: only when saving

@@ -1,4 +1,4 @@
-// Validation.
+// Validation and generation.
 #include "train/evaluate.h"
 
 #include <fmt/format.h>

@@ -414,7 +414,8 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<ShardSizes>& tp
     out.own(axis, cut ? Op::send : Op::broadcast, cut || !out.by_tree() ? max_bytes : std::optional<int64_t>());
 }
 
-// Traffic between the two matrices of an adapter, and with --sp gradients of matrices that process only local tokens.
+// Traffic between the two matrices of an adapter, and with sequence parallelism gradients of matrices that process only
+// local tokens.
 void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
   const int64_t n = s.plan.tp, rank = s.config.lora.rank, low = s.sequences * s.tokens * rank * s.value;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;

@@ -93,7 +93,7 @@ std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
   return out;
 }
 
-// Without a pipeline, one micro-batch is in flight at a time, and the third and later ones equal the second.
+// Without a pipeline, one micro-batch is in flight at a time, and all but the first need equal memory.
 TrainConfig with_few_microbatches(TrainConfig job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
   const ScheduleKind kind = job.plan.schedule;
@@ -405,7 +405,7 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
     for (const Action& a : plan.actions[rank]) {
       if (a.what > PassKind::W) continue;  // message buffers are included in the passes
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
-      // An activation waits here between stages on the same rank.
+      // Between two stages on this rank, an activation is stored instead of sent.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,
                     above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
       if (a.what == PassKind::F) {

@@ -44,8 +44,8 @@ struct RankMemory {
 std::vector<RankMemory> memory_of_ranks(const TrainConfig& job, bool alike = false);
 
 // Peak memory of a pipeline rank. A single rank runs one micro-batch at a time through all stages as a dry run
-// (cpu::DryRun) with the allocations of the plan's own kernels (tensor/cpu/loops.h), so models larger than the machine
-// and ranks on GPUs are measured in milliseconds. The peak follows from the rank's schedule: the tensors saved for each
+// (cpu::DryRun) with the allocations of the plan's kernels (tensor/cpu/loops.h), so models larger than the machine and
+// ranks on GPUs are measured in milliseconds. The peak follows from the rank's schedule: the tensors saved for each
 // micro-batch in flight plus the maximum of the current pass. The plan itself is not executed, so a runtime that
 // retains memory too long exceeds this prediction.
 //

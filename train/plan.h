@@ -20,7 +20,8 @@
 
 namespace tessera {
 
-enum class ZeroStage : uint8_t { none, one, two, three };  // shards optimizer state, also gradients, also parameters
+// 1 shards optimizer state, 2 also gradients, 3 also parameters.
+enum class ZeroStage : uint8_t { none, one, two, three };
 enum class Offload : uint8_t { none, optimizer, parameters };  // offloaded to host memory or a file
 enum class CudaGraph : uint8_t { automatic, on, off };         // capture and replay of steps
 
@@ -29,7 +30,8 @@ struct Plan {
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
   int64_t ep = 1;   // expert-parallel group size: consecutive dp x cp ranks
   bool sp = false;  // sequence parallelism: shards tokens of activations between blocks over tp
-  // Each use of a tied weight has a separate copy and gradient sum even on one rank: bitwise identical to a pipeline.
+  // Each use of a tied weight has a separate copy and gradient sum, so that one rank is bitwise identical to a
+  // pipeline.
   bool tie_copies = false;
   ZeroStage zero = ZeroStage::none;
   int64_t shard_ranks = 0;  // ranks of a ZeRO group; 0: all data ranks
@@ -111,7 +113,6 @@ std::string describe(const Plan& plan);
 // The schedule's name, or its file.
 std::string schedule_name(const Plan& plan);
 
-// Whether ranks are processes rather than threads.
 bool has_processes(const Plan& plan);
 // Implies one GPU per rank.
 bool uses_nccl(const Plan& plan);

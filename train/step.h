@@ -1,4 +1,4 @@
-// Training steps: reports, agreement between ranks, and GPU steps without host synchronization.
+// Training steps: reports, agreement between ranks, GPU steps without host synchronization.
 #pragma once
 #include <cstdint>
 #include <functional>

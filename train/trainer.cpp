@@ -137,8 +137,7 @@ void Trainer::sum_tied_gradients() {
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh()["tp"]);
   const bool first =
-      !state_.groups.experts || state_.groups.experts->rank() == 0;  // the first rank contributes values replicated in
-                                                                     // an expert-parallel group
+      !state_.groups.experts || state_.groups.experts->rank() == 0;  // contributes values replicated in the ep group
   std::vector<double> all(all_units_, 0.0);
   for (size_t u = 0; u < own.size(); ++u)
     if (places_[u] < all.size() && (first || strategy().shards()[u].slots[0].parameter->is_expert))
@@ -189,7 +188,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
                             state_.groups.world, split);
 }
 
-// Ranks with the same loss or replicated gradients contribute them once.
+// A loss or gradient that several ranks have is contributed by one of them.
 void Trainer::make_graph() {
   const Plan& p = state_.job.plan;
   if (!steps_without_host(state_.job, trace_ != nullptr)) return;

@@ -1,4 +1,4 @@
-// Compares bits first, then distances.
+// Comparison of tensors: first bitwise, then by distance.
 #include "verify/comparison.h"
 
 #include <fmt/format.h>

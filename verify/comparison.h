@@ -28,7 +28,7 @@ class Comparison {
     int rank_of_copy = 0;                    // added to the source rank, for replicas on other ranks
   };
 
-  // Subsequent comparisons require bitwise equality, or only the tolerance if the plan splits sums.
+  // Whether later comparisons require bitwise equality or, if the plan splits sums, only agreement within the bound.
   void exactly() { bits_ = true; }
   void within_bound() { bits_ = false; }
 

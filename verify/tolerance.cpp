@@ -1,4 +1,4 @@
-// Calibration by serial runs.
+// Tolerance, calibrated by serial runs.
 #include "verify/tolerance.h"
 
 #include <fmt/format.h>

@@ -90,7 +90,7 @@ void check_losses(VerifyResult& r) {
                                      r.losses.back()));
 }
 
-// Choices between experts with logits this close may differ due to rounding.
+// Rounding may change the choice between experts whose logits differ by at most the bound.
 void check_routing(VerifyResult& r) {
   if (r.routing_margin <= r.bound) return;
   r.failures.push_back(
@@ -157,7 +157,7 @@ void describe_run(Observations& o, const TrainConfig& job, bool exact) {
   if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
 }
 
-// A launch() failure may be an observation.
+// With `failure_is_seen`, a rank's failure becomes an observation.
 void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hooks,
          const std::function<void(Communicator&)>& body) {
   try {

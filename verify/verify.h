@@ -5,12 +5,11 @@
 //
 //   data and pipeline axes     bitwise identical over all steps
 //   with tp or cp              sums are split inside matmuls and softmaxes: loss, norm and every gradient agree up to a
-//                              relative error (2-norms) of 1e-12 in float64; in fp32 and bf16 the bound is
-//                              calibrated (verify/comparison.h). For a mixture of experts the oracle replays the
-//                              plan's choices, after checking that rerouted tokens are within the bound
-//                              (verify/experts/routing.h). The oracle then adopts the plan's gradients, so parameters
-//                              and optimizer state are bitwise identical again, and every step begins with the same
-//                              state on both sides
+//                              relative error (2-norms) of 1e-12 in float64; in fp32 and bf16 the bound is calibrated
+//                              (verify/tolerance.h). For a mixture of experts the oracle replays the plan's choices,
+//                              after checking that rerouted tokens are within the bound (verify/experts/routing.h). The
+//                              oracle then adopts the plan's gradients, so parameters and optimizer state are bitwise
+//                              identical again, and every step begins with the same state on both sides
 //
 // Traffic and persistent memory are compared with closed forms (train/expected_bytes.h, train/memory.h), peak memory
 // with a bound from measurements of single micro-batches, and the micro-batches in flight and the pipeline bubble with
@@ -31,7 +30,6 @@
 
 namespace tessera {
 
-// Progress callback.
 using Working = std::function<void(std::string_view work, int64_t step)>;
 
 // Launch options, and injection points for faults in the run under a plan (never in its oracle).
@@ -46,8 +44,7 @@ struct VerifyHooks {
   std::function<Sequences(Sequences sequences, const TrainConfig& job, int rank)> loading =
       [](Sequences s, const TrainConfig&, int) { return s; };
   std::function<void(Trainer& rank)> made = [](Trainer&) {};    // before the first step
-  std::function<void(Trainer& rank)> summed = [](Trainer&) {};  // after the reduction of gradients, before their
-                                                                // comparison
+  std::function<void(Trainer& rank)> summed = [](Trainer&) {};  // gradients are reduced, not yet compared
   std::function<void(Trainer& rank, const StepReport& report)> update = [](Trainer& rank, const StepReport& report) {
     rank.update(report);
   };

@@ -5,9 +5,9 @@
 //   /predict   ?model=llama3-8b&hardware=h100&dp=2&pp=4&...: prediction of a plan, as printed by `plan`, and figures
 //   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as printed by `plan`, and a table
 //
-// The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are
-// silent for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites'
-// pages and, against DNS rebinding, requests whose Host header does not name this server.
+// The stateless server accepts GET and HEAD requests of at most 16 KiB without a body, closes connections that are idle
+// for a few seconds, and cancels a search when its client disconnects. It rejects requests from other sites' pages and,
+// against DNS rebinding, requests whose Host header does not name this server.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>

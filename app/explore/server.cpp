@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 16384;  // memory limit of a connection, including its request
 constexpr unsigned kMaxConnections = 800;
-constexpr unsigned kSeconds = 3;  // timeout of a silent connection
+constexpr unsigned kSeconds = 3;  // timeout of an idle connection
 constexpr unsigned kThreads = 4;  // one for a search, the others for predictions
 constexpr size_t kMaxKeys = 64;
 
@@ -198,7 +198,7 @@ class Server {
 
 constexpr int kDefaultPort = 8421;
 
-// The requested port, otherwise the default port, or any free port if the default is in use.
+// Without --port, binds the default port or, if it is in use, any free port.
 std::unique_ptr<Server> server_for(const ExploreOptions& o) {
   try {
     return std::make_unique<Server>(static_cast<int>(o.port.value_or(kDefaultPort)));

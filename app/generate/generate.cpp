@@ -114,7 +114,7 @@ class Shown {
     if (ended_ == kLength) add_text(decoder_.end());
     ready_ = text_.size();
   }
-  // Returns new text that no stop string can remove.
+  // Returns new text that cannot be part of a stop string.
   std::string take() {
     std::string out = text_.substr(taken_, ready_ - taken_);
     taken_ = ready_;

@@ -115,7 +115,7 @@ bool is_fully_specified(const planner::SearchRequest& q) {
   return all.size() == 1 && variants(q, all.front()).size() == 1;
 }
 
-// The smallest power-of-two multiple of the ranks on which a plan fits.
+// The smallest power-of-two multiple of the requested number of ranks on which a plan fits.
 std::string sufficient_ranks(planner::SearchRequest q) {
   constexpr int64_t max_ranks = 1 << 14;
   q.fixed.dp.reset();

@@ -139,8 +139,8 @@ Table rows_table(const Group& group, size_t files) {
   return out;
 }
 
-// A box for the interquartile range and a line for the full range, on a logarithmic scale; two sides are relative to
-// the median of the first, so that the noise of all rows is comparable.
+// A box for the interquartile range and a line for the full range, on a logarithmic scale; in a comparison, relative to
+// the median of the first side, so that the noise of all rows is comparable.
 Picture render_times(const Group& group, size_t files, double width) {
   double min_time = 1e300, max_time = 0;
   const std::string unit = group[0]->unit;

@@ -41,8 +41,8 @@ constexpr Colour kColours[] = {
     {"m4", "#8e7210", "#dcb548"},     {"m5", "#6e757f", "#79828f"},      {"warn", "#fdf1dc", "#3a2f17"},
 };
 
-// A file of app/report/page/ without its first line, a comment, and with `values` in place of the names in braces. The
-// last comes first, so that inserted text is never searched.
+// A file of app/report/page/ without its first line, a comment, and with `values` in place of the names in braces.
+// `values` begin with the last name in the file, so that inserted text is never searched.
 std::string page_file(std::string_view name, const std::vector<std::pair<const char*, std::string>>& values = {}) {
   const std::string_view file = std::ranges::find(page_files(), name, &EmbeddedFile::name)->text;
   std::string out(file.substr(file.find('\n') + 1));

@@ -38,7 +38,7 @@ std::string tick_of_ms(double time);
 struct LegendEntry {
   std::string css, text;
 };
-// A figure without a frame; if untitled, labelled by its surroundings.
+// A figure without a frame; if untitled, labelled by the surrounding page.
 struct Picture {
   std::string title;
   double width = kWidth, height = 0;

@@ -309,7 +309,7 @@ Part bytes_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-// The load of `count` experts from `first` on, relative to a uniform distribution.
+// The load of `count` experts, starting at `first`, relative to a uniform distribution.
 double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
   const auto begin = layer.begin() + static_cast<std::ptrdiff_t>(first);
   const auto all = static_cast<double>(std::accumulate(layer.begin(), layer.end(), int64_t{0})),

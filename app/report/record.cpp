@@ -25,7 +25,7 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxRecorded = 1 << 16;
 constexpr double kMaxNumber = 1e15;
 constexpr double kMaxTime = 1e12;
-constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also limits calls; sums fit into 64 bits
+constexpr int64_t kMaxBytes = int64_t{1} << 52;  // also limits calls; sums fit in 64 bits
 
 class Value {
  public:
@@ -347,7 +347,7 @@ class Arrivals {
       for (auto& [rank, times] : ranks) std::ranges::sort(times);
   }
 
-  // For the n-th operation in the rank's list: collectives of one group, or messages outside of a pipeline.
+  // `n`: index of the operation in the rank's list of collectives of one group, or of messages outside a pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
     const std::string group = axis_group(record_, rank, e.axis);
     if (e.operation == "send") return e.begin;

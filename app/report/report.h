@@ -224,8 +224,8 @@ struct Verdict {
 // The rows of a group are controls for each other.
 std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 
-// Predictions from closed forms and, for other memory, from dry runs; no ranks are started. One option may have several
-// comma-separated values, such as 1f1b,zb-h1; each yields a labelled record. Throws Error (usage) for invalid plans.
+// Predictions by closed forms and dry runs; no ranks are started. One option may have several comma-separated values,
+// such as 1f1b,zb-h1; each yields a labelled record. Throws Error (usage) for invalid plans.
 std::vector<Record> planned(const Args& args);
 
 }  // namespace tessera::report

@@ -474,7 +474,7 @@ void check_memory_for_verifying(const TrainConfig& given) {
   const MinimumMemory of = minimum_memory(job);
   const MemoryLimit limit = limit_without_threads(job, job.plan.ranks());
   refuse(minimum_refusal(job, job.plan.ranks(), limit));
-  // The oracle is a separate model, with a gradient per data rank in addition to gradients gathered from the plan.
+  // The oracle is a separate model with one set of gradients per data rank; another set is gathered from the plan.
   const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));

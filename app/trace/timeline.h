@@ -59,7 +59,7 @@ class RunTrace {
   RunTrace& operator=(const RunTrace&) = delete;
 
   Trace* get() { return trace_ ? &*trace_ : nullptr; }
-  // Excludes the exchange of run statistics from the log.
+  // Ends the log before run statistics are exchanged.
   void stop(TrainState& train);
   // Collective, after stop(); rank 0 writes the files. Returns whether tracing was enabled. Throws OutputError.
   bool write(const TrainCall& call, TrainState& train, const RunUsage& usage);

@@ -205,7 +205,7 @@ void TrainOutput::summary(const Facts& f, const std::function<void(const std::st
   if (!options_.json()) print(summary_text(f, rate, mfu));
 }
 
-// `share`: fraction of the machine's peak matmul throughput.
+// `fraction`: of the machine's peak matmul throughput.
 std::string TrainOutput::summary_text(const Facts& f, double rate, double fraction) const {
   const std::string run = one_line(run_.string());
   const bool stepped = !tokens_per_s_.empty();

@@ -72,7 +72,7 @@ std::string describe_model(const TrainConfig& config, LanguageModel& model);
 // The best FLOP/s of large matmuls (1024^3 on a CPU, about 1 ms on a GPU); the denominator of MFU.
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
-// Number of thread ranks that run concurrently on `processors` cores or GPUs, `each` per rank.
+// Number of thread ranks that run concurrently on `cores` cores or GPUs, `each` per rank.
 int64_t ranks_at_once(int64_t ranks, int64_t cores, int64_t each);
 
 }  // namespace tessera

@@ -61,8 +61,8 @@ std::optional<double> predict_step_time(const TrainCall& call, const ModelConfig
 
 constexpr int64_t kSampleTokens = 300;
 
-// Uses the newest checkpoint, because there may be no rank with enough memory for the full model during training. Empty
-// with --format json, --quiet and --no-save; truncated by a signal.
+// Generated from the newest checkpoint, because a rank may lack memory for the full model during training. Empty with
+// --format json, --quiet and --no-save; truncated by a signal.
 std::string sample_text(const TrainCall& call, const ModelConfig& config) {
   if (call.command.options.json() || call.command.config.run.no_save || call.command.options.quiet) return "";
   std::vector<std::string> passed_over;

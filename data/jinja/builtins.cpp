@@ -181,7 +181,7 @@ std::string joined(RenderContext& work, const std::string& between, const Values
   }
   return out;
 }
-// first and last. On an iterator, `first` consumes only one item.
+// The filters first and last. On an iterator, `first` consumes only one item.
 Value suffix_test(const Call& c) {
   const bool last = c.name == "last";
   if (last) length(c);
@@ -199,7 +199,7 @@ std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   return std::string(width, ' ');
 }
 
-// Applies to `v` the filter or test that argument `name` specifies, with the remaining arguments.
+// Applies to `v` the filter or test named by argument number `name`, with the arguments after it.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
   const auto found = find_builtin(group, c.exact(name));
   if (!found) bad_input("unknown filter or test '{}'", c.exact(name));

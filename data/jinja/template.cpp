@@ -365,7 +365,7 @@ class Parser {
   static Code inverted(Code of) {
     return made({std::move(of)}, [](RenderContext&, const Values& v) { return !truth(v[0]); });
   }
-  // By precedence. Signs precede their operand; calls, members and items are part of it.
+  // By precedence. Signs precede their operand, to which calls, members and items belong.
   enum Power { kTernary, kOr, kAnd, kNot, kCompare, kPlus, kTilde, kTimes, kFilter, kSign };
   static constexpr std::pair<std::string_view, Power> kOperators[] = {
       {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare},     {"<", kCompare}, {"<=", kCompare},

@@ -148,7 +148,7 @@ class MergeTable {
   bool add(Merge merge, int32_t result);
 
   // Applies the merge of lowest rank, leftmost first, until none applies, and appends the tokens to `out`. Throws Error
-  // for a piece of 2^30 tokens. Cost: n log n.
+  // for a piece of 2^30 or more tokens. Cost: n log n.
   void apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const;
 
  private:

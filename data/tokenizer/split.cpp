@@ -133,7 +133,7 @@ bool Split::match(std::string_view text, size_t from, Matching& matching, size_t
 }
 
 // Calls f(begin, end, whether it matches) for segments of a UTF-8 text. As in `tokenizers`, an empty match directly
-// after a match does not count. Oniguruma counts bytes by int, so a longer text is split at the end of a line.
+// after a match does not count. Oniguruma counts bytes in an int, so a longer text is split at the end of a line.
 template <class F>
 void Split::each(std::string_view text, Matching& matching, const F& f, size_t offset) const {
   if (text.size() > kMaxBytes) {

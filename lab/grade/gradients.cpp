@@ -143,7 +143,6 @@ MicroGradients micro_gradients(const DataCase& c) {
 constexpr double kRate = 0.5;  // learning rate
 constexpr int kSteps = 2;      // with the same parameters, to detect state left by a step
 
-// Elements of a parameter on a rank.
 struct TensorSlice {
   size_t parameter = 0;
   Range range;

@@ -278,7 +278,7 @@ void check_problem(Grading& grading, const ExpertsProblem& p, const std::vector<
   for (int r = 0; r < p.ranks; ++r) {
     const ExpertsSeen &seen = ranks[r], &right = alone[r];
     const std::string where = p.where(r);
-    // Which of the checks fails first depends on the drawn tokens.
+    // Which check fails first depends on the sampled tokens.
     const auto with_order = [&](std::vector<Guess> guesses, const std::vector<double>& found) {
       if (p.here > 1)
         guesses.push_back(

@@ -155,8 +155,7 @@ Var MixtureOfExperts::forward(const Var& x) {
   Var rows = dispatch_rows(reshape(inner, {tokens, channels}), routed.routed);
   Exchanged there{.counts = {routed.routed.counts}};
   if (exchange_) there = exchange_(std::exchange(rows, Var()), routed.routed.counts);
-  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // overlaps with the exchange of rows, also in the backward
-                                                           // pass
+  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // overlaps with the row exchange in both passes
   if (exchange_) rows = there.rows();
   rows = run(rows, there.counts);
   if (exchange_) rows = there.back(rows);

@@ -1,4 +1,5 @@
-// Sixteen threads per norm block, one per lane; one thread per group of block sums; one thread that sums groups.
+// GPU gradient norm: sixteen threads per norm block, one per lane; one thread per group of block sums; one thread sums
+// the groups.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -34,8 +35,8 @@ struct Runs {
   BlockRun of[kMaxRuns];
 };
 
-// The group may span several segments of a run. Reads global memory directly: a few hundred threads have more loads in
-// flight than a staged copy to shared memory.
+// The group may span several segments of a run. Reads global memory directly, because a few hundred threads keep more
+// loads in flight than a staged copy to shared memory would.
 __device__ double group_sum(const BlockRun& run, const double* x, int64_t group) {
   int64_t at = group * kNormGroup, left = std::min(int64_t{kNormGroup}, run.count * run.times - at);
   double sum = 0;

@@ -30,8 +30,8 @@ class StepState {
   // Sets the scalars that the next fetch() copies to the GPU. Everything queued before must have completed.
   void set(uint64_t step, const UpdateScalars& update);
   void fetch() const;
-  // This rank's contributions, float64 (2 + units): the loss, float64 (); 1 if a kernel found an index out of bounds;
-  // each unit's sum of squared gradients, float64 (units). Values contributed by other ranks are zero here.
+  // This rank's contributions, float64 (2 + units): the loss (); 1 if a kernel found an index out of bounds; each
+  // unit's sum of squared gradients (units). Values that other ranks contribute are zero.
   struct Contributes {
     bool loss = true, squares = true;
   };

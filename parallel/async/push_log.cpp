@@ -1,4 +1,4 @@
-// Reads logs from untrusted files: validates each line, then replays the log without parameters.
+// Reads untrusted logs: validates each line, then replays the log without parameters.
 #include "parallel/async/push_log.h"
 
 #include <fmt/format.h>
@@ -52,7 +52,7 @@ class Lines {
   int64_t number_ = 0;
 };
 
-// Each worker's clocks count from 0, and the pull of a push follows the worker's previous push.
+// Each worker's clocks count from 0, and a push's pull follows the worker's previous push.
 std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   const std::vector<int64_t> head = lines.next("server # pushes #");
   if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in ascending order", "a different order");

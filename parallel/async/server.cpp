@@ -1,4 +1,4 @@
-// Worker and server roles, and the monitor.
+// Asynchronous parameter server: worker and server roles, and the monitor.
 #include "parallel/async/server.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Algorithm dispatch, and the direct exchange over messages.
+// Dispatch of collective algorithms, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Argument checks, counters and background calls.
+// Communicator: argument checks, counters and background calls.
 #include "parallel/comm/communicator.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The first failure wins by compare-and-swap; the first non-empty cause is published by a flag.
+// Recording of failures: the first wins by compare-and-swap, and a flag publishes the first non-empty cause.
 #include "parallel/comm/failure.h"
 
 #include <atomic>

@@ -15,7 +15,6 @@ namespace tessera {
 
 class FakeTransport final : public Transport {
  public:
-  // `supports_row_slices`: the value of the simulated transport.
   FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool supports_row_slices = false)
       : rank_(rank), size_(size), kind_(kind), row_slices_(supports_row_slices) {}
   int rank() const override { return rank_; }

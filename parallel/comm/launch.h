@@ -70,8 +70,8 @@ int threads_of_rank(int asked, int cores, int local_world_size);
 // Compares the facts, runs the body, and waits for all other ranks.
 void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
               const std::function<void(Communicator& world)>& body);
-// run_rank() for a process of its own. Before it rethrows a failure, it writes the flight recorder; a failure that is
-// not an Error becomes one.
+// run_rank() in a separate process. Before it rethrows a failure, it writes the flight recorder; a failure that is not
+// an Error becomes one.
 void run_process(const LaunchOptions& options, std::unique_ptr<Transport> transport, int local_world_size,
                  const std::function<void(Communicator& world)>& body);
 // The cause of a failure; if memory or threads were exhausted, also what required them.

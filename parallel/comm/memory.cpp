@@ -1,4 +1,4 @@
-// CPU reductions use tiles that fit the L1 cache.
+// Memory operations of collectives; CPU reductions use tiles that fit in the L1 cache.
 #include "parallel/comm/memory.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ void Memory::reduce_ranks(std::span<const std::byte* const> in, std::span<std::b
       [&] { cuda::reduce_ranks(call_, in, out, range); });
 }
 
-// The GPU addition also rounds once.
+// On a GPU this addition also rounds once.
 void Memory::reduce_into(std::byte* total, const std::byte* x, int64_t count) const {
   const auto on_gpu = [&] {
     const std::byte* const in[] = {total, x};

@@ -1,4 +1,4 @@
-// Through a root, as in DataParallel and a parameter server: simple, but the root's link is the bottleneck.
+// Collectives through a root, as in DataParallel and a parameter server: simple, but the root's link is the bottleneck.
 //
 //   1 \            / 1
 //   2 -> 0 (sum) -> 2        gather, then broadcast

@@ -1,4 +1,4 @@
-// Maps files of peer processes through /proc/PID/fd, which requires the same user.
+// In-place exchange: maps files of peers through /proc/PID/fd, which requires the same user.
 #include "parallel/comm/shared_exchange.h"
 
 #include <fcntl.h>

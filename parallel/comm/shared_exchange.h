@@ -23,7 +23,7 @@ struct SharedArrayRef {
 // Opens another process's file descriptor; negative, with errno, if the system forbids it.
 int open_of_process(int64_t process, int descriptor);
 
-// Not known() if the call's arrays are outside shareable regions.
+// known() is false if the call's arrays are outside shareable regions.
 SharedArrayRef make_shared_ref(const Call& call);
 
 class PeerMemory : NotCopied {

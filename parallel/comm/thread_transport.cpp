@@ -1,4 +1,4 @@
-// In-place direct exchange, and mailboxes.
+// Thread ranks: in-place direct exchange, and mailboxes.
 #include "parallel/comm/thread_transport.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Transport: moves bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
+// Transport: moves bytes between the ranks of a group: threads of one process, processes with MPI or TCP, GPUs with
+// NCCL.
 //
 // Call graph:
 //

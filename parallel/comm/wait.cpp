@@ -1,4 +1,4 @@
-// Flags use Linux futexes, which work between threads and between processes.
+// Waits on flags with Linux futexes, which work between threads and between processes.
 #include "parallel/comm/wait.h"
 
 #include <linux/futex.h>

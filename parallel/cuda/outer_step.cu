@@ -1,4 +1,4 @@
-// One thread per element suffices because outer steps are rare.
+// DiLoCo's outer step, with one thread per element because outer steps are rare.
 #include <cstdint>
 
 #include "optim/rules.h"

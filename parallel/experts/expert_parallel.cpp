@@ -1,4 +1,4 @@
-// Exchange of row counts, then of rows.
+// Expert parallelism: exchange of row counts, then of rows.
 #include "parallel/experts/expert_parallel.h"
 
 #include <algorithm>

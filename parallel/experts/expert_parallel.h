@@ -84,7 +84,7 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
 // volume/rank  (c - 1) / c of 4 bytes for each choice of all tokens, per layer and micro-batch
 
 // chosen int32 (N, k), of this rank's tokens in the order of context_positions() -> int32 (N, k) on the host: the
-// number of earlier choices of the same expert in its full sequence. Collective over `cp`.
+// number of earlier choices of the same expert in the full sequence. Collective over `cp`.
 Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp,
                        SequencePartition balance);
 

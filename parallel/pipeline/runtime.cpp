@@ -1,4 +1,4 @@
-// Execution of actions.
+// Execution of a schedule's actions.
 #include "parallel/pipeline/runtime.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The simulated clock.
+// Simulation of schedules.
 #include "parallel/pipeline/simulate.h"
 
 #include <algorithm>

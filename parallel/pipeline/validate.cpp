@@ -1,4 +1,4 @@
-// Transformation passes, traversal and validation.
+// Schedules: transformation passes, traversal and validation.
 #include "parallel/pipeline/validate.h"
 
 #include <fmt/format.h>

@@ -128,7 +128,7 @@ def _with_schedule(options: dict[str, Any]) -> dict[str, Any]:
 def _run(command: str, arguments: Iterable[Any], options: Mapping[str, Any], ok: tuple[int, ...] = (0,),
          total: Any = None) -> Finished:
     path = program.find()
-    known = program.options_of(command)
+    known = program.command_options(command)
     line = [command, *(os.fspath(entry) if hasattr(entry, "__fspath__") else str(entry) for entry in arguments)]
     for name, value in options.items():
         line += _option(name, value, known.get(name.rstrip("_"), {}))
@@ -163,7 +163,7 @@ TYPES = {"integer": int, "number": float, "flag": bool, "integers": list, "texts
 
 def documented(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a command, as the program describes them, to its function's help and signature."""
-    options = program.options_of(function.__name__, build=False)
+    options = program.command_options(function.__name__, build=False)
     if not options:
         return function
     own = inspect.signature(function)

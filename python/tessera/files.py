@@ -65,7 +65,7 @@ class Plan:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if value is not None and entry.type == "int | None" and not hasattr(value, "__index__"):
-                known = program.options_of("train", build=False).get(entry.name)
+                known = program.command_options("train", build=False).get(entry.name)
                 within = f" in [{known['least']:.0f}, {known['most']:.0f}]" if known else ""
                 raise process.Error(f"tessera: --{entry.name.replace('_', '-')}: expected an integer{within}, "
                                     f"got '{value}'")
@@ -78,7 +78,7 @@ class Plan:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Plan:
         """Creates a plan from a JSON record; keys that are not options of `train` are ignored."""
-        known = {key: record[key] for key in record.keys() & program.options_of("train").keys()}
+        known = {key: record[key] for key in record.keys() & program.command_options("train").keys()}
         for key in ("backend", "threads_per_rank", *(("chunks",) if known.get("schedule") != "interleaved" else ())):
             known.pop(key, None)
         named = {entry.name: known.pop(entry.name) for entry in fields(cls) if entry.name in known}

@@ -83,7 +83,7 @@ def _there() -> Path | None:
         return None
 
 
-def options_of(command: str, build: bool = True) -> dict[str, dict[str, Any]]:
+def command_options(command: str, build: bool = True) -> dict[str, dict[str, Any]]:
     """Options of a command and of its actions, by their Python names."""
     found = {}
     for entry in describe(build)["commands"]:

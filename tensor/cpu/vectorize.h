@@ -2,8 +2,7 @@
 //
 // On x86-64 `vectorized(f)` runs one of three copies of a scalar loop, compiled for AVX-512, AVX2 with FMA, and the
 // baseline, selected at run time. On 64-bit Arm the baseline includes vectors and FMA. Contraction is off and fused
-// multiply-adds are explicit, so results are bitwise identical in vector body, tail and all copies. Directories named
-// x86 contain x86-64 code only.
+// multiply-adds are explicit, so results are bitwise identical in vector body, tail and all copies.
 #pragma once
 #include <omp.h>
 

@@ -5,10 +5,12 @@
 // GPUs before compute capability 8.0 lack mma and cp.async: copies become loads and stores, and a bfloat16 matmul
 // traps. Plans for such GPUs exclude bfloat16 (train/device.h).
 //
-// Fragments: lane l has elements of the 16 x 16 operand A in rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and
-// the columns 8 further right, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right);
-// of the 16 x 8 operand B column l/4, rows 2 (l%4) and the next (b0), and the rows 8 further down (b1); of the 16 x 8
-// accumulator D row l/4, columns 2 (l%4) and the next (d[0], d[1]), and row l/4 + 8 (d[2], d[3]).
+// Fragments of lane l, in pairs of adjacent elements:
+//
+//   A (16 x 16)   rows l/4 and l/4 + 8, columns from 2 (l%4) and from 2 (l%4) + 8: a[0] upper left, a[1] lower left,
+//                 a[2] upper right, a[3] lower right
+//   B (16 x 8)    column l/4, rows from 2 (l%4) (b0) and from 2 (l%4) + 8 (b1)
+//   D (16 x 8)    columns from 2 (l%4), rows l/4 (d[0], d[1]) and l/4 + 8 (d[2], d[3])
 #pragma once
 #include <cstdint>
 

@@ -176,7 +176,7 @@ __device__ A over_row(const RowThread& at, A value, const F& join) {
   for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
   if (at.width == 32) return value;
   __shared__ A of_warp[kRowThreads / 32];
-  __syncthreads();  // values were read
+  __syncthreads();  // previous values have been read
   if (at.thread % 32 == 0) of_warp[at.thread / 32] = value;
   __syncthreads();
   value = of_warp[0];

@@ -8,7 +8,7 @@ namespace tessera::cuda {
 
 // Rows of D elements in shared memory, starting at a multiple of the row size. Chunks of eight elements are swizzled by
 // the row index, so that chunks of one column in eight rows are in different banks. Because the swizzle is an XOR, the
-// address of chunk c ^ x is the address of chunk c XOR x * 16.
+// address of chunk c ^ x is (the address of chunk c) XOR (16 x).
 template <int D>
 struct SharedTile {
   uint32_t base;

@@ -1,5 +1,5 @@
-// A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is independent of the thread
-// count.
+// CPU activations. A bias gradient is accumulated per chunk of rows and then over chunks, in order, so it is
+// independent of the thread count.
 #include "tensor/ops/activations.h"
 
 #include <algorithm>
@@ -143,7 +143,7 @@ void gated_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x) 
     cpu::for_rows(n, f, [=](int64_t i) {
       const T *const gate = in + 2 * i * f, *const up = gate + f, *const g = given + i * f;
       T *const dgate = out + 2 * i * f, *const dup = dgate + f;
-      // Two loops, so that both vectorize, as above.
+      // Two loops, so that both vectorize.
 #pragma GCC ivdep
       for (int64_t j = 0; j < f; ++j)
         dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Op::df(static_cast<A>(gate[j])));

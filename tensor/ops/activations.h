@@ -1,6 +1,5 @@
 // Activations fused with a bias, h = x + b and y = f(h) of the rounded h, or with a gate. Cost: one pass over memory
-// forward and one backward. Messages call every activation of the first kind bias_gelu and every one of the second
-// swiglu.
+// forward and one backward. Errors name the first kind bias_gelu and the second swiglu, whatever the activation.
 #pragma once
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -47,8 +46,8 @@ Activated linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedW
 // over its rows, or remains undefined if that sum needs a separate pass, as in linear_weight_grad_and_sums().
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h, Tensor* dbias,
                               PackedWeights* packs = nullptr);
-// linear_weight_grad(); returns the bias gradient (N) in dw's dtype if that costs less than sum_rows(), otherwise an
-// undefined tensor.
+// As linear_weight_grad(), but returns the bias gradient (N) in dw's dtype if that costs less than sum_rows(),
+// otherwise an undefined tensor.
 Tensor linear_weight_grad_and_sums(Tensor& dw, const Tensor& dy, const Tensor& x);
 
 }  // namespace tessera

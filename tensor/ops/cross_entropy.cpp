@@ -1,4 +1,4 @@
-// CPU implementation: rows are independent and split over threads.
+// CPU cross-entropy: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <algorithm>

@@ -1,8 +1,6 @@
-// Shared by the cross-entropy kernels: logits with targets, exponentials, and the loss of a row.
-//
-// Cross-entropy evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate to 1 ulp
-// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise arithmetic
-// rather than bandwidth would bound the kernels.
+// GPU cross-entropy, which evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate
+// to 1 ulp like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, because otherwise
+// arithmetic rather than bandwidth would bound the kernels.
 #include <algorithm>
 #include <cstdint>
 #include <limits>

@@ -25,7 +25,7 @@ struct CrossEntropy {
   Tensor sum;             // loss_sum on the logits' device: float64, (); read-only
 };
 
-// targets int32 (N) on the logits' device, range-checked before a copy. `vocab`: size of the full vocabulary.
+// targets int32 (N) on the logits' device; others are range-checked and copied. `vocab`: size of the full vocabulary.
 Tensor targets_on_device(const Tensor& logits, const Tensor& targets, int64_t vocab);
 
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws Error naming the row of an invalid target. On a
@@ -122,7 +122,7 @@ LinearCrossEntropy linear_cross_entropy(const Tensor& x, const Tensor& w, const 
                                         Tensor* dx, Tensor* dw, const RowBlocks& blocks,
                                         PackedWeights* packs = nullptr);
 
-// tensor/ops/matmul/matmul.h in row blocks: x (..., K), dy (..., N).
+// linear() and linear_input_grad() in row blocks: x (..., K), dy (..., N).
 Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, PackedWeights* packs = nullptr);
 Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlocks& blocks,
                                  PackedWeights* packs = nullptr);

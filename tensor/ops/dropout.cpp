@@ -1,4 +1,4 @@
-// One Philox block serves four adjacent elements in global order.
+// CPU dropout: one Philox block serves four adjacent elements in global order.
 #include "tensor/ops/dropout.h"
 
 #include <algorithm>

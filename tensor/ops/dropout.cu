@@ -1,5 +1,5 @@
-// If four adjacent elements in memory are adjacent in global order, each thread generates the Philox blocks that its
-// elements share; otherwise one block per element.
+// GPU dropout. If four adjacent elements in memory are adjacent in global order, a thread generates one Philox block
+// for all four; otherwise one block per element.
 #include <algorithm>
 #include <cstdint>
 

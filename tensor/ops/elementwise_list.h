@@ -113,7 +113,7 @@ struct GeluErf {
 using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu, GeluErf>;
 
 // Activations of feed-forward layers (tensor/ops/activations.h). A new one needs an op above, and an entry in this enum
-// and in with_activation(). Its names in models and files are defined where these select it.
+// and in with_activation(). Models and file formats define their own names for it.
 enum class Activation : uint8_t { gelu, gelu_erf, silu };
 template <class F>
 auto with_activation(Activation kind, const F& f) {

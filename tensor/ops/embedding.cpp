@@ -1,4 +1,4 @@
-// The gradient is split by columns, so that no two threads accumulate into one element.
+// CPU embedding: threads split the gradient by columns, so that no two accumulate into one element.
 #include "tensor/ops/embedding.h"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
-// In backward, each block owns some rows of the table: it scans all ids, collects the tokens of its rows in order, and
-// accumulates their gradients row by row, each element in one register. Sums are therefore in token order without a
-// sort, atomics or workspace. Block b of n owns rows b, b + n, b + 2n, ..., because frequent tokens have adjacent ids.
+// GPU embedding. In backward, each block owns some rows of the table: it scans all ids, collects the tokens of its rows
+// in order, and accumulates their gradients row by row, each element in one register. Sums are therefore in token order
+// without a sort, atomics or workspace. Block b of n owns rows b, b + n, b + 2n, ..., because frequent tokens have
+// adjacent ids.
 #include <algorithm>
 #include <bit>
 #include <cstdint>

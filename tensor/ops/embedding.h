@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// ids on the table's device; range-checked before a copy.
+// ids on the table's device; others are range-checked and copied.
 Tensor ids_on_device(const Tensor& table, const Tensor& ids, const VocabShard& shard = {});
 
 // ids int32 (...), table (V, C) -> (..., C). Throws Error naming the position of an id outside [0, V). On a GPU the ids

@@ -1,4 +1,4 @@
-// Threads split the rows; gradients of gamma and beta are split by columns.
+// CPU norms: threads split the rows, and the gradients of gamma and beta by columns.
 #include "tensor/ops/norm.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A row stays in its threads' registers between one read and one write, so statistics need no extra pass over memory.
+// GPU norms: a row stays in its threads' registers between one read and one write, so statistics need no extra pass.
 #include <algorithm>
 #include <cstdint>
 #include <span>

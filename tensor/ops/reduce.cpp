@@ -1,4 +1,4 @@
-// Threads split the outputs, never the terms of one sum.
+// CPU sums: threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Training steps use only sum_rows(); the other sums are bitwise identical to the CPU.
+// GPU sums. Training steps use only sum_rows(); the others are bitwise identical to the CPU's.
 #include <algorithm>
 #include <cstdint>
 

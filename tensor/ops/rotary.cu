@@ -1,5 +1,5 @@
-// Bitwise identical to the CPU: a thread processes 16 bytes of adjacent pairs in a few heads of a token, and reads
-// their angles once.
+// GPU rotation, bitwise identical to the CPU's: a thread processes 16 bytes of adjacent pairs in a few heads of a
+// token, and reads their angles once.
 #include <cstdint>
 #include <numeric>
 

@@ -1,4 +1,4 @@
-// CPU threads split the rows.
+// CPU softmax: threads split the rows.
 #include "tensor/ops/softmax.h"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A row stays in its threads' registers between one read and one write.
+// GPU softmax: a row stays in its threads' registers between one read and one write.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -30,7 +30,7 @@ class AsyncResumeTest : public ProgramTest {
       const int signal = signals[static_cast<size_t>(k % kinds)];
       const int64_t before = newest_step();
       const int status = interrupted(begun ? again : first, signal, recorded() + 300);
-      if (status == 0) break;  // it finished first
+      if (status == 0) break;  // the run finished first
       if (begun) {
         expect_has(log(), before > 0 ? fmt::format("resuming after step {}\n", before) : "starting at step");
       }

@@ -209,7 +209,7 @@ TEST_F(BenchTest, ScheduleRowsContainPredictedAndMeasuredBubbles) {
   EXPECT_NEAR(all.at(1).at("bubble_predicted").get<double>(), 1.0 / 5, 1e-9);  // (p - 1) / (m + p - 1)
 }
 
-// Google Benchmark expects "0.0001" before version 1.8 and "0.0001s" since.
+// Google Benchmark expects "0.0001" before version 1.8 and "0.0001s" since then.
 TEST_F(BenchTest, AcceptsMinTimeWithAndWithoutUnit) {
   for (const char* seconds : {"0.0001", "0.0001s"}) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));

@@ -11,9 +11,9 @@
 // The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (a page may replace lines of its output, and
 // of that of `verify --defect`, by `...`), `./tessera bench --benchmark_list_tests`, `./tessera data SOURCE --out
 // FOLDER`, `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat FILE`, whose block becomes
-// that file for later commands of the page. `./tessera train --trace` runs for a report and has no output block, nor
-// has `./tessera report --figure NAME --svg --out FILE`: FILE is in the repository and shown by the page. Figures of
-// plans are compared byte by byte, figures of runs by structure, including memory with closed forms.
+// that file for later commands of the page. `./tessera train --trace` runs for a report and has no output block;
+// `./tessera report --figure NAME --svg --out FILE` has none either, because FILE is in the repository and shown by the
+// page. Figures of plans are compared byte by byte, figures of runs by structure, including memory with closed forms.
 //
 // Whitespace is ignored and numbers are compared, but a loss may differ by 0.01 and peak memory by 10%, and rounding
 // differences are not compared, because CPUs sum matmuls in different orders; oneDNN, whose workspace varies most, is

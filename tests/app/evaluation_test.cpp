@@ -63,7 +63,8 @@ TEST_F(InferenceTest, BatchedPromptsMatchSinglePrompts) {
   }
 }
 
-// A stop text may span several tokens (here one byte each); a possible beginning is withheld until it is decided.
+// A stop text may span several tokens (here one byte each); text that may begin one is withheld until further tokens
+// decide.
 TEST_F(InferenceTest, StopsBeforeStopStrings) {
   make("llama-nano");
   const std::string full_text = generate("--prompt Line --temperature 0 --tokens 60"), text = full_text.substr(4);
@@ -228,7 +229,7 @@ TEST_F(MixturesTest, ResumesBitwiseUnderDifferentLayouts) {
   train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   expect_same_checkpoint_after_resume("run/checkpoints/step-12", 10, " --format json");
-  // another mixture or another order is a different run
+  // Another mixture or another order is a different run.
   fs::remove_all(path("run/checkpoints/step-12"));
   fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2,
         "mixture is \"3:7\", but the checkpoint has \"7:3\"");

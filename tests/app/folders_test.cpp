@@ -153,7 +153,7 @@ TEST_F(InvalidInputTest, ErrorsNameInvalidTemporaryDirectory) {
         "TMPDIR: expected a directory for temporary files, got '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
 }
 
-// A reservation of address space leaves enough for others under any limit.
+// Under any limit, the address space reserved by one rank leaves enough for the others.
 TEST_F(InvalidInputTest, ReservationsRespectAddressSpaceLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need more address space";

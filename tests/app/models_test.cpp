@@ -155,8 +155,8 @@ TEST_F(ImportExportTest, ReshardedRunMatchesOriginalRun) {
   EXPECT_FALSE(fs::exists(path("other")));
 }
 
-// Replicas have separate states; the checkpoint in the middle lies between the outer steps of both fragments, and so
-// does the validation after step 3.
+// Replicas have separate states; the checkpoint in the middle and the validation after step 3 are between the outer
+// steps of both fragments.
 TEST_F(ImportExportTest, DilocoReplicasResumeFromReshardedCheckpoint) {
   must(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
@@ -240,7 +240,7 @@ TEST_F(LoraTest, AdaptedRunsResumeAndExport) {
   EXPECT_TRUE(fs::exists(path("whole/config.json")));
   expect_has(run("checkpoint inspect adapters").out, "q_proj.lora_A.weight");
 
-  // Foreign adapters can be trained further; those of a merged model are new.
+  // Foreign adapters can be trained further; a merged model gets new adapters.
   for (const std::string from : {"adapters", "tuned", "whole --lora-rank 3"}) {
     anew("train --init " + from + next_);
     EXPECT_EQ(weights("next/checkpoints/step-1") == end, from != "whole --lora-rank 3") << from;

@@ -230,8 +230,8 @@ TEST_F(LabTest, UnsolvedExerciseReturnsStatus1) {
   expect_has(r.out, "failed nothing\n  found  not written yet: one_f_one_b");
 }
 
-// A class: an unchanged exercise, one that fails immediately next to one in a separate directory, a solved puzzle and
-// its copy, and an empty directory.
+// A class: an unchanged exercise and a solved puzzle (ada), submissions that cannot be built (bo), and a copy of the
+// puzzle (cy).
 TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
   for (const char* directory : {"class/bo/first", "class/cy"}) fs::create_directories(path(directory));
   must("lab start 7 class/ada");

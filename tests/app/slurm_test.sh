@@ -17,7 +17,7 @@ chmod 755 "$work"
 chmod 700 "$work/munge"
 ln -s "$tessera" "$work/bin/tessera"
 export PATH=$work/bin:$PATH SLURM_CONF=$work/slurm.conf OMP_NUM_THREADS=1 TESSERA_CACHE=$work/cache
-# Open MPI's daemons and locks belong to a single user; a container may have no other.
+# Open MPI's daemons and locks belong to one user, and a container may have no user except root.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 port=$((20000 + $$ % 5000 * 2))
 cat >"$SLURM_CONF" <<CONF

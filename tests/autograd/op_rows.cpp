@@ -306,7 +306,7 @@ AttentionOptions sample_options(Random& random) {
   return o;
 }
 
-// Each query attends to keys from a random one on, to none, or within a window.
+// Each query attends to keys from a random position on, to none, or within a window.
 void sample_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.window = random.choose<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;

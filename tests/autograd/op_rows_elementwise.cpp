@@ -37,7 +37,7 @@ const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { 
                                                {"maximum", [](double a, double b) { return a > b ? a : b; }},
                                                {"minimum", [](double a, double b) { return a < b ? a : b; }}};
 
-// Source index, in an operand that broadcasts to `shape`, of element `i` of the result.
+// Index of the operand element that is broadcast to element `element` of a result of shape `shape`.
 size_t source(size_t element, const Shape& shape, const Shape& operand) {
   int64_t i = static_cast<int64_t>(element), at = 0, step = 1;
   for (int d = shape.ndim() - 1; d >= 0; --d) {

@@ -25,7 +25,7 @@ class Random {
   T choose(std::initializer_list<T> values) {
     return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
   }
-  // A shape with the given number of dimensions; sizes up to `most`, often 1 and often odd.
+  // A shape with the given number of dimensions; sizes up to `max_dim`, often 1 and often odd.
   Shape shape(int rank, int64_t max_dim) {
     Shape s;
     for (int i = 0; i < rank; ++i) s.push_back(between(0, 5) == 0 ? 1 : between(1, max_dim));

@@ -433,7 +433,7 @@ TEST(OpBench, CoversTheOpTable) {
 
 // FLOPs for 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two per multiplication.
 TEST(OpBench, FlopCountsMatchManualCount) {
-  constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
+  constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 x 3,072 x 384 x 1,536; 12 x 256^2 x 384
   const std::map<std::string, std::pair<double, double>> expected = {
       {"matmul", {kProduct, 2 * kProduct}},
       {"linear", {kProduct, 2 * kProduct}},

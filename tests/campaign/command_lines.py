@@ -26,12 +26,12 @@ from drawn_lines import CLASSES, Lines  # noqa: E402
 from restarts import is_program, options  # noqa: E402
 
 
-def run_line(lines, line, folder, mpi, limit=30):
+def run_line(lines, line, directory, mpi, limit=30):
     """(status, stdout, stderr, other observations) of one line in a separate directory."""
     args, changes, before, strike, config = line
-    os.makedirs(os.path.join(folder, "tmp"))
-    os.makedirs(os.path.join(folder, "home"))
-    place = os.path.join(folder, "w")
+    os.makedirs(os.path.join(directory, "tmp"))
+    os.makedirs(os.path.join(directory, "home"))
+    place = os.path.join(directory, "w")
     lines.copy_template(place)
     with open(os.path.join(place, "drawn.toml"), "w", errors="surrogateescape") as f:
         f.write(config)
@@ -79,12 +79,12 @@ def run_line(lines, line, folder, mpi, limit=30):
         os.kill(pid, signal.SIGKILL)
     theirs = ("cache", *filter(None, (changes.get("TMPDIR") or "").split("/")[:1]))  # MPI creates a missing TMPDIR
     new = [f for f in files(place) if f not in had and not f.startswith(theirs)]
-    seen += left_files(folder, place, new, changes, strike, child.returncode)
+    seen += left_files(directory, place, new, changes, strike, child.returncode)
     return child.returncode, out, err, seen, time.time() - start
 
 
 def files(place):
-    return [os.path.relpath(os.path.join(at, name), place) for at, folders, names in os.walk(place) for name in folders + names]
+    return [os.path.relpath(os.path.join(at, name), place) for at, inner, names in os.walk(place) for name in inner + names]
 
 
 def inside(place):
@@ -98,7 +98,7 @@ def inside(place):
     return found
 
 
-def left_files(folder, place, new, changes, strike, status):
+def left_files(directory, place, new, changes, strike, status):
     seen = []
     if not (strike and strike[0] == signal.SIGKILL):
         seen += [f"half-written: {f}" for f in new if ".tmp-" in f]
@@ -106,11 +106,11 @@ def left_files(folder, place, new, changes, strike, status):
              and not os.path.exists(os.path.join(place, f, "manifest.json"))]
     if status in (2, 4) and new:
         seen.append(f"status {status}, and yet it made {' '.join(sorted(new)[:3])}")
-    outside = set(os.listdir(folder)) - {"w", "tmp", "home"}
-    outside |= {f for f in os.listdir(os.path.join(folder, "tmp")) if not re.match("ompi|pmix|prte|vader", f)}
+    outside = set(os.listdir(directory)) - {"w", "tmp", "home"}
+    outside |= {f for f in os.listdir(os.path.join(directory, "tmp")) if not re.match("ompi|pmix|prte|vader", f)}
     if "TESSERA_CACHE" not in changes:
-        outside |= set(os.listdir(os.path.join(folder, "home")))
-    return seen + [f"made outside of its folder: {' '.join(sorted(outside))}"] * bool(outside)
+        outside |= set(os.listdir(os.path.join(directory, "home")))
+    return seen + [f"created outside of its directory: {' '.join(sorted(outside))}"] * bool(outside)
 
 
 def complaints(line, status, out, err, mpi):
@@ -162,9 +162,9 @@ def main():
         lines = Lines(o.program, home, without)
 
         def one(n):
-            line, folder = lines.rng(o.seed, n, o.mpi), os.path.join(home, str(n))
-            status, out, err, seen, took = run_line(lines, line, folder, o.mpi, o.limit)
-            shutil.rmtree(folder, onerror=lambda *_: None)
+            line, directory = lines.rng(o.seed, n, o.mpi), os.path.join(home, str(n))
+            status, out, err, seen, took = run_line(lines, line, directory, o.mpi, o.limit)
+            shutil.rmtree(directory, onerror=lambda *_: None)
             return n, line, status, out, err, seen + complaints(line, status, out, err, o.mpi), took
 
         for n, line, status, out, err, seen, took in pool.map(one, [o.only] if o.only is not None else range(o.first, o.first + o.count)):

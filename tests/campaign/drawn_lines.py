@@ -95,16 +95,16 @@ class Lines:
             os.truncate(os.path.join(t, path), keep) if os.path.exists(os.path.join(t, path)) else None
         os.symlink("loop", os.path.join(t, "loop"))
 
-    def copy_template(self, folder):
-        shutil.copytree(self.template, folder, symlinks=True)
-        os.mkfifo(os.path.join(folder, "pipe"))
-        os.symlink("text.txt", os.path.join(folder, "link"))
+    def copy_template(self, directory):
+        shutil.copytree(self.template, directory, symlinks=True)
+        os.mkfifo(os.path.join(directory, "pipe"))
+        os.symlink("text.txt", os.path.join(directory, "link"))
         if os.geteuid() == 0:  # device nodes in the test directory, because they may be overwritten
             for name, minor in (("null", 3), ("full", 7)):
-                os.mknod(os.path.join(folder, name), 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+                os.mknod(os.path.join(directory, name), 0o666 | stat.S_IFCHR, os.makedev(1, minor))
 
-    def environment(self, folder):
-        parent = os.path.dirname(folder)
+    def environment(self, directory):
+        parent = os.path.dirname(directory)
         return {"HOME": os.path.join(parent, "home"), "TMPDIR": os.path.join(parent, "tmp"), "PATH": os.environ["PATH"],
                 "LC_ALL": "C.UTF-8", "TESSERA_CACHE": "cache", "OMP_WAIT_POLICY": "passive"}
 

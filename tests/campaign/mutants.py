@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-from mutations import code_of, mutations  # noqa: E402
+from mutations import mask_noncode, mutations  # noqa: E402
 
 LAYERS = ["base", "tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
 TESTS = ["base", "tensor", "autograd", "nn", "models", "data", "train", "hub", "fuzz", "parallel", "verify", "app"]
@@ -39,7 +39,7 @@ CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Mutants", "-DCMAKE_CXX_FLAGS_MUT
 
 
 
-def output_of(command, **more):
+def command_output(command, **more):
     return subprocess.run(command, check=True, capture_output=True, text=True, **more).stdout
 
 
@@ -70,17 +70,17 @@ class Campaign:
     def __init__(self, tree, seed):
         self.tree, self.build, self.seed = tree, os.path.join(tree, "build/mutants"), seed
         if not os.path.exists(tree):
-            output_of(["git", "worktree", "add", "--detach", tree, "HEAD"])
+            command_output(["git", "worktree", "add", "--detach", tree, "HEAD"])
         if not os.path.isfile(os.path.join(tree, ".git")):
-            sys.exit(f"mutants: {tree} is no worktree of its own; expected a folder that `git worktree add` made")
+            sys.exit(f"mutants: {tree} is not a separate worktree; expected a directory created by `git worktree add`")
         self.lock = open(os.path.join(tree, ".git"), encoding="utf-8")  # for the lifetime of the process
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             sys.exit(f"mutants: another campaign is at work in {tree}")
-        output_of(["git", "checkout", "-q", "--", "."], cwd=tree)
+        command_output(["git", "checkout", "-q", "--", "."], cwd=tree)
         if not os.path.exists(os.path.join(self.build, "build.ninja")):
-            output_of(["cmake", "-S", tree, "-B", self.build, *CONFIGURE])
+            command_output(["cmake", "-S", tree, "-B", self.build, *CONFIGURE])
         self.targets = [f"test_{name}" for name in TESTS]
         if self.ninja(self.targets) != 0:
             sys.exit("mutants: the code as it is does not build")
@@ -97,7 +97,7 @@ class Campaign:
 
     def read_objects(self):
         self.objects, current = {}, None
-        for line in output_of(["ninja", "-t", "deps"], cwd=self.build).splitlines():
+        for line in command_output(["ninja", "-t", "deps"], cwd=self.build).splitlines():
             if line.startswith("    "):
                 path = os.path.relpath(os.path.join(self.build, line.strip()), self.tree)
                 self.objects.setdefault(path, []).append(current)
@@ -105,7 +105,7 @@ class Campaign:
                 current = line.split(": #deps")[0]
 
     def read_code(self):
-        files = output_of(["git", "ls-files", *LAYERS], cwd=self.tree).splitlines()
+        files = command_output(["git", "ls-files", *LAYERS], cwd=self.tree).splitlines()
         files = [f for f in files if f.endswith((".cpp", ".h")) and not UNREACHED.search(f)]
         self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MAX_OBJECTS]
         self.left_out = [f for f in files if f not in self.files]
@@ -113,7 +113,7 @@ class Campaign:
         self.text, self.code = {}, {}
         for f in self.files:
             self.text[f] = Path(self.tree, f).read_text("utf-8")
-            self.code[f], at = code_of(self.text[f]), 0
+            self.code[f], at = mask_noncode(self.text[f]), 0
             for number, line in enumerate(self.code[f].split("\n"), 1):
                 if re.search(r"\w", line):
                     self.lines.append((f, number, at, at + len(line) + 1))
@@ -163,7 +163,7 @@ class Campaign:
 
     def baseline(self):
         """Seconds of each binary, cached. Excludes tests that fail without a mutant or are slow."""
-        kept, head = Path(self.build, "baseline.json"), output_of(["git", "rev-parse", "HEAD"], cwd=self.tree)
+        kept, head = Path(self.build, "baseline.json"), command_output(["git", "rev-parse", "HEAD"], cwd=self.tree)
         if kept.exists():
             of, seconds, skipped = json.loads(kept.read_text("utf-8"))
             if of == head:
@@ -219,7 +219,7 @@ class Campaign:
                     tried["no_build"] += 1
                     continue
                 if show:
-                    print(output_of(["git", "diff", "-U1", "--", file], cwd=self.tree), flush=True)
+                    print(command_output(["git", "diff", "-U1", "--", file], cwd=self.tree), flush=True)
                 killer = self.judge(file)
             finally:
                 path.write_text(text, "utf-8")

@@ -37,7 +37,7 @@ def blank(text):
     return re.sub(r"[^\n]", " ", text)
 
 
-def code_of(text):
+def mask_noncode(text):
     """The text with comments, strings, preprocessor lines and messages replaced by spaces of the same length."""
     code = HIDDEN.sub(lambda m: blank(m.group()), text)
     for m in list(MESSAGE.finditer(code)):

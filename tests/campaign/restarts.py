@@ -40,9 +40,9 @@ def options(doc, **defaults):
     return parser.parse_args()
 
 
-def write_text(folder):
+def write_text(directory):
     lines = (f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
-    Path(folder, "text.txt").write_text("".join(lines))
+    Path(directory, "text.txt").write_text("".join(lines))
 
 
 def children(pid):
@@ -74,7 +74,7 @@ def saved(place):
     return max(steps, default=0), any(".tmp-" in n for n in names)
 
 
-def end_of(place, run):
+def final_state(place, run):
     step = Path(place, run, "checkpoints", "step-300")
     return (step / "model.safetensors").read_bytes() + (step / "optimizer.safetensors").read_bytes()
 
@@ -90,7 +90,7 @@ class Soak:
             name = f"uninterrupted-{len(self.undisturbed)}"
             subprocess.run([self.program, "train", *shlex.split(f"{TINY} {plan} --quiet --out {name}")], cwd=self.home, check=True,
                            capture_output=True, env=self.env)
-            self.undisturbed[plan] = end_of(self.home, name)
+            self.undisturbed[plan] = final_state(self.home, name)
         return self.undisturbed[plan]
 
     def one(self, dice, mpi):
@@ -142,7 +142,7 @@ class Soak:
         text = Path(place, "err").read_text(errors="replace")
         if launcher.returncode != 0:
             seen.append(f"status {launcher.returncode}")
-        elif end_of(place, "run") != expected:
+        elif final_state(place, "run") != expected:
             seen.append("other bits than the run that was left alone")
         told = len(re.findall(r"^tessera: start \d+ of 21 failed", text, re.M))
         if told > kills or (told < kills and not mpi):  # mpirun may already be ending when a second rank is killed

@@ -1,8 +1,8 @@
 """Reference output of Jinja for tests/data/jinja_test.cpp, from python3-jinja2 with the environment of transformers.
 
-chat_templates.py FOLDER COUNT SEED: writes cases.jsonl to the current directory, one case per line: template,
+chat_templates.py DIRECTORY COUNT SEED: writes cases.jsonl to the current directory, one case per line: template,
 variables, and text, or null if Jinja raises or prints an object without text (an iterator, a function). Templates are those
-in FOLDER, each with several conversations, and COUNT random ones from a grammar of the language.
+in DIRECTORY, each with several conversations, and COUNT random ones from a grammar of the language.
 """
 import datetime
 import glob
@@ -296,7 +296,7 @@ class Draw:
 
 
 def main():
-    folder, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    directory, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     with open("cases.jsonl", "w", encoding="utf-8", newline="\n") as file:
         def case(template, variables, compiled=None):
             try:
@@ -309,7 +309,7 @@ def main():
                 return  # possibly an integer beyond 64 bits, only in Python
             file.write(json.dumps({"template": template, "variables": variables, "text": text, "error": error}, ensure_ascii=False) + "\n")
 
-        for name in sorted(glob.glob(os.path.join(folder, "*.jinja"))):
+        for name in sorted(glob.glob(os.path.join(directory, "*.jinja"))):
             with open(name, encoding="utf-8", newline="") as template:
                 source = template.read()
             compiled = ENVIRONMENT.from_string(source)

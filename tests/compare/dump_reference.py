@@ -22,7 +22,7 @@ class Part(nn.Module):
             self.add_module(name, part)
 
 
-def model_of(w, heads, shared, llama):
+def make_model(w, heads, shared, llama):
     def linear(x, name):
         return F.linear(x, w[name + ".weight"], w.get(name + ".bias"))
 
@@ -81,7 +81,7 @@ def main():
     about, weights = read_tensors("weights")
     dumped, found = read_tensors("dump_1.safetensors")
     w = {name: t.requires_grad_() for name, t in weights.items()}
-    model = model_of(w, int(about["heads"]), int(about["shared"]), dumped["family"] == "llama")
+    model = make_model(w, int(about["heads"]), int(about["shared"]), dumped["family"] == "llama")
     seen = {}
 
     def watch(name):

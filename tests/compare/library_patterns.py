@@ -81,7 +81,7 @@ SPACES = [" ", " ", " ", " ", " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", " \n
           "\x0b", "\x0c", "\x1c", "\u180e", " " * 20, "\n" * 7, "\r", "\r\n\r\n  "]  # fmt: skip
 
 
-def text_of(length, seed):
+def random_text(length, seed):
     rng = random.Random(seed)
     parts, made = [], 0
     while made < length:
@@ -105,7 +105,7 @@ def text_of(length, seed):
 
 
 def main(length):
-    learn, text = text_of(60_000, 1), text_of(length, 2)
+    learn, text = random_text(60_000, 1), random_text(length, 2)
     with open("text.txt", "w", encoding="utf-8", newline="") as file:
         file.write(text)
     with open("names.txt", "w") as file, open("milliseconds.txt", "w") as times:

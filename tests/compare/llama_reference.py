@@ -98,7 +98,7 @@ def attention(x, w, c):
     return F.linear(y.flatten(2), w["o_proj.weight"], w.get("o_proj.bias"))
 
 
-def logits_of(w, c, ids):
+def compute_logits(w, c, ids):
     x, eps = w["model.embed_tokens.weight"][ids], c["rms_norm_eps"]
     for i in range(c["num_hidden_layers"]):
         start = f"model.layers.{i}."
@@ -115,7 +115,7 @@ def logits_of(w, c, ids):
 def compute(fixture):
     config, given = read(fixture)
     w = {n: t.requires_grad_() for n, t in given.items() if "grad." + n in given}
-    logits = logits_of(w, config, given["ids"])
+    logits = compute_logits(w, config, given["ids"])
     loss = F.cross_entropy(logits.flatten(0, 1), given["targets"].flatten())
     loss.backward()
     out = {"logits": logits.detach(), "loss": loss.detach().reshape(1), **{"grad." + n: t.grad for n, t in w.items()}}

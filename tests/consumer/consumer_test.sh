@@ -27,8 +27,8 @@ cmake -S "$here" -B "$work" -G "$generator" "$@" >"$work/consumer.log" 2>&1 || {
 line=$(grep -m 1 -E '"command": .*/examples/mlp[.]cpp' "$work/compile_commands.json")
 extra=$(tr ' ' '\n' <<<"$line" | grep -E '^-(I|f|W|march|pthread)' || true)
 [[ -z $extra ]] || fail "a user's file is compiled with $extra"
-folder=$(grep -oE -- '-isystem [^ ]+' <<<"$line" | sort -u | cut -d' ' -f2)
+directory=$(grep -oE -- '-isystem [^ ]+' <<<"$line" | sort -u | cut -d' ' -f2)
 cmake --build "$work" -j 2 --target "${targets[@]}" >>"$work/consumer.log" 2>&1 || { tail -n 40 "$work/consumer.log"; exit 1; }
-[[ $(ls "$folder") == tessera ]] || fail "a user's file sees in $folder: $(ls "$folder")"
+[[ $(ls "$directory") == tessera ]] || fail "a user's file sees in $directory: $(ls "$directory")"
 [[ $how == installed ]] || exit 0
 for example in "${examples[@]}"; do "$work/$example"; done

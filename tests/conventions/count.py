@@ -65,12 +65,12 @@ def in_revision(revision, tops):
 
 def belongs(path, row):
     """Whether a file belongs to a row: a directory or one of the three sums."""
-    top, *folders = path.split("/")[:-1]
+    top, *directories = path.split("/")[:-1]
     if row not in SUMS:
         return path.startswith(row + "/")
     if top not in LAYERS or row == "product":
         return top in LAYERS
-    core = top in CORE and PERIPHERAL.isdisjoint(folders) and not path.endswith((".cu", ".cuh"))
+    core = top in CORE and PERIPHERAL.isdisjoint(directories) and not path.endswith((".cu", ".cuh"))
     return core == (row == "core")
 
 
@@ -98,11 +98,11 @@ def complaints(found, table):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", metavar="DIRECTORY")
+    parser.add_argument("directories", nargs="*", metavar="DIRECTORY")
     parser.add_argument("--since", metavar="REV")
     parser.add_argument("--check", metavar="TABLE")
     asked = parser.parse_args()
-    rows = [directory.rstrip("/") for directory in asked.folders] or [*LAYERS, "tests", *SUMS]
+    rows = [directory.rstrip("/") for directory in asked.directories] or [*LAYERS, "tests", *SUMS]
     tops = dict.fromkeys([*LAYERS, "tests", *(row.split("/")[0] for row in rows)])
     found = in_checkout(tops)
     if asked.check:
@@ -111,7 +111,7 @@ def main():
     before = in_revision(asked.since, tops) if asked.since else None
     for row in rows:
         counts, old = total(found, row), total(before or {}, row)
-        if asked.folders and not counts[1] and not old[1]:
+        if asked.directories and not counts[1] and not old[1]:
             sys.exit(f"{row}: no code here")
         change = [f"{new - was:+7}" if before is not None else "" for new, was in zip(counts, old)]
         if counts[1] or old[1]:

@@ -20,7 +20,7 @@ FILES = {
     "app/page/i.json": "{}\n",
     "tests/j.cpp": "int j;\n",
 }
-BUDGET = "# folder lines files\nnn 9 3\ntensor 2 1\napp 6 4\ntests {tests} 2\ncore 8 2\nproduct 17 8\n"
+BUDGET = "# directory lines files\nnn 9 3\ntensor 2 1\napp 6 4\ntests {tests} 2\ncore 8 2\nproduct 17 8\n"
 
 
 class Count(unittest.TestCase):

@@ -53,18 +53,18 @@ HOT = {
 
 def tools_path():
     """PATH, extended by the directories in which nvcc and pip install these tools."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
+    directories = os.environ.get("PATH", "").split(os.pathsep)
     if nvcc := shutil.which("nvcc"):
-        folders.append(os.path.dirname(os.path.realpath(nvcc)))
+        directories.append(os.path.dirname(os.path.realpath(nvcc)))
     roots = list(sys.path)
     if python := os.environ.get("TESSERA_PYTHON"):
         roots += glob.glob(os.path.join(os.path.dirname(os.path.dirname(python)), "lib", "python3*", "site-packages"))
     for root in roots:
-        folders += glob.glob(os.path.join(root, "nvidia", "*", "bin"))
-    return os.pathsep.join(folders)
+        directories += glob.glob(os.path.join(root, "nvidia", "*", "bin"))
+    return os.pathsep.join(directories)
 
 
-def kernels_of(path, env):
+def list_kernels(path, env):
     """(architecture, demangled kernel name, machine code) of each kernel in an object."""
     run = subprocess.run(["cuobjdump", "-sass", path], env=env, stdout=subprocess.PIPE, check=True, text=True)
     code = subprocess.run(["c++filt"], input=run.stdout, stdout=subprocess.PIPE, check=True, text=True).stdout
@@ -80,7 +80,7 @@ def kernels_of(path, env):
     return kernels
 
 
-def faults_of(name, code, rules):
+def find_faults(name, code, rules):
     local = len(LOCAL.findall(code))
     faults = [f"{local} accesses to local memory"] if local else []
     for pattern, needs in rules.items():
@@ -98,11 +98,11 @@ def main(objects):
     bad = 0
     for name, rules in HOT.items():
         found = [o for o in objects if o.endswith("/" + name)]
-        kernels = [k for o in found for k in kernels_of(o, env) if "double" not in k[1]]
+        kernels = [k for o in found for k in list_kernels(o, env) if "double" not in k[1]]
         unmet = [p for p in rules if not any(re.search(p, k) for _, k, _ in kernels)]
         faults = [f"no kernel is called {p}" for p in unmet]
         for architecture, kernel, code in kernels:
-            faults += [f"{architecture} {kernel}: {fault}" for fault in faults_of(kernel, code, rules)]
+            faults += [f"{architecture} {kernel}: {fault}" for fault in find_faults(kernel, code, rules)]
         architectures = ", ".join(sorted({a for a, _, _ in kernels}))
         print(f"{name}: {len(kernels)} kernels ({architectures}), " + (f"{len(faults)} at fault" if faults else "ok"))
         for fault in faults:

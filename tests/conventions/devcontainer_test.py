@@ -43,7 +43,7 @@ FORMAT = fields({
 
 
 def faults(described, directory):
-    """The errors in a configuration whose paths are relative to `folder`."""
+    """The errors in a configuration whose paths are relative to `directory`."""
     out = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in
            jsonschema.Draft7Validator(FORMAT).iter_errors(described)]
     if out:

@@ -84,7 +84,7 @@ for sign in '#' ';' '[' ']' '"' '\' '|' '<' '>'; do
   cp "$home"/{tessera,packages.txt,CMakeLists.txt,main.cpp} "$work/a${sign}b"
   status=0
   "$work/a${sign}b/tessera" 2>"$work/err" || status=$?
-  check "a folder with $sign in its name is refused: exit $status" test "$status" = 2
+  check "a directory with $sign in its name is refused: exit $status" test "$status" = 2
   check "and named: $sign" says "a${sign}b: the path contains one of # ; [ ] \" \\ | < >" err
   check "and nothing is made there" test ! -e "$work/a${sign}b/build"
 done

@@ -133,7 +133,7 @@ class Block {
   // `orders`: whether the barrier orders memory accesses, which a shuffle does not promise.
   void sync_warp(uint32_t mask, bool orders) {
     const unsigned lane = current_ % kLanes;
-    if (!(mask >> lane & 1u)) fail("a lane waits at a warp barrier whose mask leaves it out");
+    if (!(mask >> lane & 1u)) fail("a lane waits at a warp barrier whose mask excludes it");
     Warp& w = warp();
     w.arrived |= 1u << lane;
     Fiber& f = fibers_[current_];

@@ -23,7 +23,7 @@ uint64_t blocks_with_shared(uint64_t bytes);
 void count_block(uint64_t shared_bytes);
 std::byte* dynamic_shared();  // memory of the running block, aligned to 1,024 bytes
 
-void sync_block();              // all threads that have not ended
+void sync_block();              // waits for all threads that have not ended
 void sync_warp(uint32_t mask);  // lanes of the running thread's warp
 // These wait for the lanes too, but do not order memory accesses.
 uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane);

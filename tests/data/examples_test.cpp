@@ -69,8 +69,8 @@ TEST_F(LoadedExamples, EncodePromptAndResponse) {
   EXPECT_EQ(chat.tokenizer->decode(target_tokens(*chat.val_examples)), "c<|im_end|>");
 }
 
-// A completion continues its prompt: the ids are those of both as one text, and the targets follow from the offsets of
-// the library `tokenizers` 0.23, where a token that ends after the prompt contains a byte of the completion.
+// A completion continues its prompt: the ids equal those of the concatenated text, and the targets follow from the
+// offsets of the library `tokenizers` 0.23, where a token that ends after the prompt contains a byte of the completion.
 TEST_F(LoadedExamples, EncodePromptAndCompletionAsOneText) {
   const std::pair<const char*, const char*> texts[] = {
       {"the river", " bank"}, {"Q: ", "bar that"}, {"in the", "refore it"}, {"a\\n", "\\nb \u00e9"}};
@@ -119,7 +119,7 @@ TEST_F(LoadedExamples, NotesListSpecialTokensInText) {
         all_examples(write(asked + asked), *tokenizer, {.special = special, .context = 50}, notes)->prompt()[0] == 400,
         special);
     EXPECT_EQ(notes.at(0), four + how);
-    // Same for a text, whose second dataset is cached, and for documents.
+    // The same holds for a text, whose second dataset is cached, and for documents.
     std::string long_text;
     for (int i = 0; i < 20; ++i) long_text += "<|im_end|> a b\n";
     const TokenizerChoice choice{.name = folder.string(), .special = special};

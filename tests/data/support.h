@@ -33,7 +33,7 @@ inline std::filesystem::path tokenizer_fixture(const std::string& name) {
   return TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/" + name;
 }
 
-// A tokenizer of some words, with <|im_start|> and <|im_end|> as the special tokens 400 and 401.
+// A tokenizer with a small vocabulary, and with <|im_start|> and <|im_end|> as the special tokens 400 and 401.
 inline nlohmann::json chat_tokenizer() {
   nlohmann::json made = nlohmann::json::parse(read_file(tokenizer_fixture("smollm") / "tokenizer.json"));
   for (nlohmann::json& token : made["added_tokens"]) {

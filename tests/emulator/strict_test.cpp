@@ -400,8 +400,8 @@ TEST_F(KernelLaunches, GroupedGemmLaunchesOncePer192Groups) {
   }
 }
 
-// Without an algorithm for odd rows, only odd operands are copied: the weight and the result (fill, copy; copy out),
-// not x.
+// Without an algorithm for odd rows, only operands with odd rows are copied: the weight (fill and copy) and the result
+// (copy), but not x.
 TEST_F(KernelLaunches, PaddedMatmulCopiesOnlyUnalignedOperands) {
   const auto of_rows = [&](int64_t rows) {
     const Tensor x = test::random_tensor({rows, 16}, DType::bfloat16, "x").to(arena),

@@ -10,7 +10,7 @@
 
 namespace tessera::fuzz {
 
-// The first byte: the world size; then a hello, and the rest is an address.
+// The first byte is the world size; a hello and an address follow.
 const Target target("rendezvous", [](std::string_view bytes) {
   Hello hello;
   const size_t head = std::min(bytes.size(), sizeof(hello) + 1);

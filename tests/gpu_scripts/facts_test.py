@@ -56,7 +56,7 @@ class RunReports(unittest.TestCase):
     def test_printed_throughput_is_parsed(self):
         for said, rate in (("87.5", 87.5), ("512", 512), ("12.3K", 12300), ("1.20M", 1200000)):
             line = f"64 tokens from 2 prompts, {said} tokens/s; time to first token 0.010 s"
-            self.assertAlmostEqual(fine_tuning.rate_of(line), rate)
+            self.assertAlmostEqual(fine_tuning.parse_rate(line), rate)
 
     def test_run_with_different_kernels_is_rejected(self):
         asked = ["--attention", "cudnn"]

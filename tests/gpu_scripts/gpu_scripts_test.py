@@ -36,8 +36,8 @@ class Scripts(unittest.TestCase):
         places += [(os.path.join(self.home, "build", "bin"), "tessera"), (os.path.join(self.home, "build", "lib"), "x")]
         fake = Path(HERE, "fake.py").read_text()
         for directory, name in places:
-            os.makedirs(directory, exist_ok=True)  # -S: Python starts faster without site-packages
-            Path(directory, name).write_text(f"#!{sys.executable} -SE\n{fake}")
+            os.makedirs(directory, exist_ok=True)
+            Path(directory, name).write_text(f"#!{sys.executable} -SE\n{fake}")  # -S: faster without site-packages
             os.chmod(os.path.join(directory, name), 0o755)
         self.pids = os.path.join(self.home, "pids")
 

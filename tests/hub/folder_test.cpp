@@ -138,7 +138,7 @@ TEST_F(HubFolderTest, IgnoredKeysDoNotAffectLoss) {
   }
 }
 
-// Tensor names and dtypes as other programs leave them: the loss is that of the plain directory.
+// Tensor names and dtypes as written by other programs: the loss equals that of the plain directory.
 TEST_F(HubFolderTest, ReadsPrefixedNamesBareModelsAndMaskBuffers) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {

@@ -1,5 +1,5 @@
 // Directories written by Tessera are read by the transformers library, and vice versa. Requires Python with
-// transformers; tests/hub/folder_test.cpp has results of it for every machine.
+// transformers; tests/hub/folder_test.cpp uses its stored results.
 #include <cstdint>
 #include <map>
 #include <numeric>

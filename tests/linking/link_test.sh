@@ -9,7 +9,7 @@ set -euo pipefail
 program=$1 command=$2
 shift 2
 fail() { printf '%s\n' "$*" >&2; exit 1; }
-# Not weak symbols: inline functions are defined in every file that uses them.
+# Excludes weak symbols, because inline functions are defined in every file that uses them.
 defined() { nm --defined-only "$1" 2>/dev/null | awk '$2 ~ /^[TDBR]$/ {print $3}' | sort -u; }
 
 loaded=$(ldd "$program")

@@ -185,7 +185,7 @@ TEST_F(Window, LogitsDependOnEveryTokenAndPosition) {
   }
 }
 
-// With every split of the text into successively decoded chunks.
+// Tries every split of the text into successively decoded chunks.
 TEST_F(Window, ChunkedDecodingMatchesForwardPass) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {

@@ -314,7 +314,7 @@ TEST_F(GeluMlpGpu, GradientsMatchFloat64) {
 
 // The emulated library supports every fused epilogue; on a GPU timing decides.
 TEST_F(GeluMlpGpu, WeightGradientsIncludeBothBiases) {
-  if (!test::emulated()) GTEST_SKIP() << "the clock decides";
+  if (!test::emulated()) GTEST_SKIP() << "timing decides";
   const KernelLog& log = arena->local<KernelLog>();
   results(DType::bfloat16, DType::bfloat16, arena, {false, false, false});
   EXPECT_EQ(log.gelu_gradient.fused, 1);

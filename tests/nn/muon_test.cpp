@@ -62,7 +62,7 @@ Matrix make_matrix(const double* from, int64_t rows, int64_t columns) {
   return out;
 }
 
-// A unit of one matrix, whose first `top` rows are a separate matrix unless 0.
+// A unit of one matrix, whose first `top` rows, if any, are a separate matrix.
 FlatUnit matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype) {
   static std::deque<Parameter> all;  // units outlive their creators
   Parameter& p = all.emplace_back();

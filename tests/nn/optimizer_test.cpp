@@ -291,9 +291,7 @@ void expect_rounded(const ArenaPtr& arena) {
       const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, {.weight_decay = 0.1});
       for (int step = 0; step < 43; ++step) {
         optimizer->step(step < 3 ? 0.01 : 1e-4, step < 3 ? 0.7 : 1);
-        if (step >= 3 && step < 42)
-          continue;  // forty steps that bfloat16 loses individually and the master
-                     // accumulates
+        if (step >= 3 && step < 42) continue;  // 40 steps, each too small for bfloat16, which the master accumulates
         const std::vector<double> values = host_values(unit.values), master = host_values(precise(*optimizer));
         ASSERT_EQ(precise(*optimizer).dtype(), DType::float32);
         int64_t between = 0;

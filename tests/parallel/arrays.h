@@ -53,8 +53,8 @@ inline std::vector<double> cut(const std::vector<double>& full, int ranks, int r
   return {full.begin() + p.begin, full.begin() + p.end};
 }
 
-// Whether uneven chunks, some of them empty, arrive correctly and are counted: in the background, followed by a
-// blocking call.
+// Whether uneven chunks, some of them empty, arrive correctly and are counted, in a background call and in the blocking
+// call after it.
 inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena) {
   const auto size = [](int from, int to) -> int64_t { return (3 * from + 2 * to) % 5; };
   std::vector<int64_t> sent, received;

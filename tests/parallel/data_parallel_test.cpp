@@ -337,7 +337,7 @@ class Three : public Module {
 
 // 1040 elements, 4160 bytes of fp32 gradients and 2080 of bf16 values. Two servers: ceil(520 / 256) = 3 blocks, so 768
 // and 272 elements; three: 2 blocks, 512, 512 and 16; four: 2 blocks, 512, 512, 16 and 0. With 4 ranks 3 * 4160 = 12480
-// bytes go in and 3 * 2080 = 6240 come out.
+// bytes are sent to the servers and 3 * 2080 = 6240 bytes back.
 TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
   const std::vector<std::vector<int64_t>> shard_sizes = {
       {1040, 0, 0, 0}, {768, 272, 0, 0}, {512, 512, 16, 0}, {512, 512, 16, 0}};

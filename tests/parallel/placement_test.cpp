@@ -271,7 +271,7 @@ TEST(TwoLayers, GradientsMatchOneRank) {
         const auto expect = [&](const char* name, const Var& found, const Tensor& expected) {
           SCOPED_TRACE(between.str() + ", rank " + std::to_string(axis.rank()));
           ASSERT_EQ(found.shape(), expected.shape()) << name;
-          // No floor: with zeros the distance is NaN.
+          // Without a floor, the distance between zeros is NaN.
           EXPECT_LE(test::distance(test::host_values(found.grad()), test::host_values(expected), 0), 1e-14) << name;
         };
         expect("x", got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis));

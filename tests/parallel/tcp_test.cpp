@@ -247,7 +247,8 @@ TEST(Rendezvous, RestartedRankReplacesItsPreviousProcess) {
   }
 }
 
-// A rank exits between its hello and rank 0's answer: those that have their answer join again, with its next process.
+// A rank exits between its hello and rank 0's answer: ranks that have received the answer join again, with the
+// restarted rank.
 TEST(Rendezvous, RanksJoinAgainAfterOneDisconnects) {
   const std::string address = free_address();
   std::latch again(1);

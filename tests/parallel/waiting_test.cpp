@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
+// If a process is suspended between two clock readings, the timer counts only 0.25 s of the gap.
 TEST(Collectives, TimeoutExcludesSuspendedTime) {
   AwakeTimer timer;
   EXPECT_LT(timer.seconds(), 0.1);

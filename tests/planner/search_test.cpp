@@ -139,7 +139,7 @@ TEST(Search, CandidatesMatchPredictionsExactly) {
   }
 }
 
-// Listed plans of Tessera fit by a dry run, not only by description.
+// A dry run, not only the closed forms, confirms that the listed plans of Tessera fit.
 TEST(Search, ListsPlansCheckedByDryRun) {
   for (const auto& [hardware, batch] : {std::pair{"rtx4090", 8}, {"rtx4090", 64}, {"a100-40", 64}}) {
     SearchRequest q = on_h100("llama2-7b", "tessera", 8, batch);

@@ -185,7 +185,7 @@ def test_checkout_is_built_once_and_found_from_subdirectories(tmp_path, monkeypa
     (top / "docs" / "notebooks").mkdir(parents=True)
     monkeypatch.chdir(top / "docs" / "notebooks")
     monkeypatch.delenv("TESSERA")
-    monkeypatch.setattr(program, "options_of", lambda command: {})
+    monkeypatch.setattr(program, "command_options", lambda command: {})
     assert program._there() is None
     assert tessera.lab() == "found\n"
     assert tessera.lab() == "found\n"
@@ -212,7 +212,7 @@ def test_help_lists_every_option():
     for command in ("train", "verify", "plan", "bench", "report", "evaluate", "generate", "lab", "checkpoint", "data"):
         function = getattr(tessera, command)
         page, names = pydoc.render_doc(function), inspect.signature(function).parameters
-        for name, entry in program.options_of(command).items():
+        for name, entry in program.command_options(command).items():
             assert name in page, (command, name)
             assert " ".join(entry["help"].split())[:40] in " ".join(page.split()), (command, name)
             assert name in names or name == "format" or name + "_" in names, (command, name)
@@ -222,7 +222,7 @@ def test_help_lists_every_option():
 
 
 def test_plan_fields_are_options():
-    assert set(tessera.Plan.__dataclass_fields__) - {"more"} <= set(program.options_of("train"))
+    assert set(tessera.Plan.__dataclass_fields__) - {"more"} <= set(program.command_options("train"))
 
 
 def test_run_provides_tables_arrays_and_figures(tmp_path):

@@ -70,7 +70,7 @@ assert "share" in ops.table and "bubble_predicted" in _.table and len(first.data
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_assertions_pass_on_every_isa(path, isa, tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_MAX_CPU_ISA", isa)
-    if "report(ops" in path.read_text(encoding="utf-8") and "table" not in program.options_of("bench"):
+    if "report(ops" in path.read_text(encoding="utf-8") and "table" not in program.command_options("bench"):
         pytest.skip("the report of this program draws no benchmarks")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TESSERA_CACHE", os.environ.get("TESSERA_CACHE", str(tmp_path / "cache")))

@@ -120,7 +120,7 @@ inline PlainAttention reference_attention(const AttentionShape& s, const Attenti
   return y;
 }
 
-// Largest difference in a row of `width` elements, relative to the row's largest `terms`, or to `least` times the
+// Largest difference in a row of `width` elements, relative to the row's largest `terms`, or to `floor` times the
 // overall largest.
 inline double row_difference(const std::vector<double>& found, const std::vector<double>& expected, int64_t width,
                              double floor, const std::vector<double>& terms) {

@@ -532,7 +532,7 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
     }
 }
 
-// This holds even if a different number of rows or groups selects a different tile size.
+// Results are equal even if a different number of rows or groups selects a different tile size.
 TEST_F(ExpertsGpu, RowsAreBitwiseIndependentOfOtherRows) {
   for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;

@@ -199,7 +199,7 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
 
 using cpu::kTileBlock, cpu::kTileDepth, cpu::kTileElements, cpu::kTileRows;
 
-// A's rows have stride `lda`, or A is packed as two consecutive tiles.
+// A has a row stride, or is packed as two consecutive tiles.
 TEST(PairBlock, MatchesReference) {
   if (!cpu::has_pair_products()) GTEST_SKIP() << "this CPU has no AVX512_BF16";
   constexpr int64_t kTiles = 3, kInner = kTiles * kTileDepth;

@@ -69,8 +69,8 @@ class Sampler {
   uint64_t at_ = 0;
 };
 
-// `most`: maximum error of out = a b + bias, relative to the rounding bound of the sum of magnitudes. `rounded_first`:
-// the error of an algorithm that rounds the matmul before adding the bias, which none may do.
+// `max_error`: the maximum error of out = a b + bias, relative to the rounding bound of the sum of magnitudes.
+// `rounded_first`: the error of an algorithm that rounds the matmul before adding the bias, which none may do.
 struct Excess {
   double max_error = 0, rounded_first = 0;
   friend bool operator<=(const Excess& e, double limit) { return e.max_error <= limit; }

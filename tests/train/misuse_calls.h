@@ -16,7 +16,7 @@ namespace tessera::misuse {
 
 using test::Sampler;
 
-// One wrong call, by a rank of two. `rng` has the same numbers on every rank.
+// One wrong call, by a rank of two. `sample` has the same random numbers on every rank.
 struct WrongCall {
   std::string name;   // AREA: argument
   std::string names;  // a part of the message that names the argument

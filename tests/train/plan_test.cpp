@@ -373,7 +373,7 @@ TEST(Straggler, OnlyOutliersAreDetected) {
   EXPECT_TRUE(find_straggler({0.1, 2.5}, 10));
   EXPECT_FALSE(find_straggler({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
   EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean
-  EXPECT_FALSE(find_straggler({0, 1.5}, 1.9));           // too short a run to say
+  EXPECT_FALSE(find_straggler({0, 1.5}, 1.9));           // the run is too short
   EXPECT_FALSE(find_straggler({0}, 10));
   // Values just below and above each limit: 6 s is a fifth of 30 s, 6 s is twice 3 s, and a run of 2 s suffices.
   for (const double more : {-0.001, 0.0, 0.001}) {

@@ -101,7 +101,7 @@ TEST(RankMemory, IsReproducible) {
   }
 }
 
-// A ffn of 9 is sharded into 4 and 5, so that shards of the last rank's units are padded by 256 more elements.
+// An `ffn` of 9 is sharded into 4 and 5, so that shards of the last rank's units are padded by 256 more elements.
 TEST(RankMemory, CoversLargestTensorShard) {
   TrainConfig job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
   job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};

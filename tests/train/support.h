@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Trains for the given number of steps, then calls `f` on each rank.
+// Trains for the given number of steps, then calls `then` on each rank.
 inline void train(const TrainConfig& job, const Sequences& sequences, int64_t steps,
                   const std::function<void(Trainer&, Communicator&)>& then) {
   launch(launch_options(job.plan), [&](Communicator& world) {

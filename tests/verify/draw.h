@@ -43,7 +43,8 @@ inline VerifyResult expect_passes(const TypedOptions& o, const VerifyHooks& hook
   return r;
 }
 
-// The same with each of the given options added, for example "zero=1" or "zero=2 dp=2", if the build has the kernels.
+// Compares the plan with each of the given options added, for example "zero=1" or "zero=2 dp=2", if the build has the
+// kernels.
 inline void expect_passes(const TypedOptions& o, const std::vector<std::string_view>& each) {
   for (const std::string_view options : each) {
     TypedOptions one = o;

@@ -127,8 +127,8 @@ TEST(Expected, MuonTrafficWithExpertsMatchesManualCount) {
   EXPECT_EQ(sent(o, "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
 }
 
-// Eight ranks in two groups of four. Over four ranks the table of 512, the block of 16 + 768 + 256 + 16 + 64 and the
-// norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
+// Eight ranks in two groups of four. Padded for four ranks, the table of 512, the block of 16 + 768 + 256 + 16 + 64 and
+// the norm of 16 have 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
 TEST(Expected, HybridShardingTrafficWithExpertsMatchesManualCount) {
   const TypedOptions o = tiny("ranks=8 batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
   EXPECT_EQ(sent(o, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);

@@ -54,7 +54,7 @@ std::vector<TypedOptions> plans() {
           one_rank("family=llama document_mask=true vocab=12 recompute=attention")};
 }
 
-// Plans with at most `most` ranks; with TESSERA_DRAW=n, every third.
+// Plans with at most `max_ranks` ranks; with TESSERA_DRAW=n, every third.
 std::vector<TypedOptions> nccl_plans(int64_t max_ranks) {
   const std::pair<int64_t, const char*> all[] = {{2, ""},
                                                  {4, "dtype=bf16 grad_dtype=bf16 optimizer=adam"},

@@ -1,4 +1,4 @@
-// Worker steps, and collectives over all ranks.
+// Asynchronous training: worker steps, and collectives over all ranks.
 #include "train/async/trainer.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The scalars of a step, and the choice between queueing and launching.
+// Steps without host synchronization: queueing, capture and launch.
 
 #include <algorithm>
 #include <cmath>
@@ -83,7 +83,7 @@ class QueuedStep final : public StepGraph {
     ++record_.captures;
   }
 
-  // A failed capture has executed nothing, and gradients() restarts the step.
+  // A failed capture has executed nothing; gradients() restarts the step.
   bool captures() {
     try {
       capture();

@@ -1,4 +1,4 @@
-// Asynchronous runs: workers push gradients when they are ready, and servers apply them at once. A reported step
+// Asynchronous runs: workers push gradients when they are ready, and servers apply them immediately. A reported step
 // consists of one push per worker on average. To save or stop, workers wait until all have completed the same number of
 // steps.
 //

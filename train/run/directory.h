@@ -78,7 +78,6 @@ class RunDirectory {
     if (lock_) lock_->check();
   }
 
-  // `toml` as to_toml().
   void write_config(const std::string& toml) const;
   // Contains the configuration and the tokenizer of `dataset` (null: none); the caller adds tensors. Throws
   // OutputError.

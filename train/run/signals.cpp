@@ -1,4 +1,4 @@
-// The handler only sets flags, which Run polls.
+// Signal handler: only sets flags, which Run polls.
 #include "train/run/signals.h"
 
 #include <unistd.h>

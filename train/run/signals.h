@@ -5,7 +5,7 @@
 //   return signals.stop() ? signals.exit_status() : 0;
 //
 // SIGINT (Ctrl-C), SIGTERM and SIGHUP stop a run after the current step, or between two passes of a validation; it
-// saves and can be resumed. A second signal has its previous effect, by default the end of the program. SIGUSR1
+// saves and can be resumed. A second signal has its original effect, by default the termination of the program. SIGUSR1
 // requests a checkpoint after the step. It suffices that one process receives the signal: ranks agree on requests.
 #pragma once
 

@@ -17,7 +17,6 @@
 
 namespace tessera {
 
-// Forwards all calls.
 class AroundTransport : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;

@@ -1,4 +1,4 @@
-// Element-wise comparison in float64.
+// Comparison of tensors in float64, and decomposition of gradients into sequences.
 #include "verify/diagnosis/differences.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Conversion of local tokens' choices to the global batch.
+// Places the choices of local tokens in the global batch.
 #include "verify/experts/routing.h"
 
 #include <algorithm>

@@ -22,7 +22,6 @@ struct Routing {
   double imbalance = 1;             // maximum rows of a rank's experts in a pass, relative to even routing
 };
 
-// Whether the oracle replays the plan's choices.
 bool replays_routing(const TrainConfig& job);
 // Called before the first step.
 void record_passes(LanguageModel& model);

@@ -1,4 +1,4 @@
-// Marks are CUDA events.
+// Marks, implemented as CUDA events.
 #include "parallel/comm/cuda/streams.h"
 
 #include <cstdint>

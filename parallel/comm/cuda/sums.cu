@@ -1,4 +1,4 @@
-// Each thread sums 16 bytes: it reads them from every rank in order and writes the sum to every rank.
+// Reduction over ranks on a GPU: each thread reads 16 bytes from every rank in order and writes the sum to every rank.
 #include <algorithm>
 #include <cstdint>
 #include <span>

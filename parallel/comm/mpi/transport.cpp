@@ -291,7 +291,7 @@ struct sigaction before;
 
 void on_terminate(int) { terminated.store(1, std::memory_order_relaxed); }
 
-// Handles SIGTERM as if there were no watcher.
+// Handles SIGTERM as without a watcher.
 void terminate_as_before() {
   if (before.sa_handler == SIG_IGN) return;
   if (before.sa_handler != SIG_DFL && !(before.sa_flags & SA_SIGINFO)) return before.sa_handler(SIGTERM);

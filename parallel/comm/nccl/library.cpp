@@ -1,4 +1,4 @@
-// Compiled if NCCL and CUDA are available or emulated (tests/cuda_emulator).
+// NcclApi with the real libraries; compiled if both are available or emulated (tests/cuda_emulator).
 #include <nccl.h>
 
 #include <algorithm>

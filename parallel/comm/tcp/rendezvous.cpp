@@ -55,7 +55,7 @@ bool wait_for(int fd, int16_t what, const Deadline& deadline) {
   return false;
 }
 namespace {
-// As above, until `is_over`, which is called often enough for its AwakeTimers.
+// wait_for(), but until `is_over`, which is called often enough for its AwakeTimers.
 bool poll_until(int fd, int16_t what, const std::function<bool()>& is_over) {
   while (!is_over()) {
     pollfd one{fd, what, 0};
@@ -302,7 +302,7 @@ class Host {
     if (write_all(socket.get(), &answer, sizeof(answer), soon)) write_all(socket.get(), text.data(), text.size(), soon);
   }
 
-  // Returns false if a rank has disconnected: those that have their answer wait for it, so all join again.
+  // Returns false if a rank has disconnected: the ranks already answered would wait for it, so all join again.
   bool answer_all() {
     Answer answer{.bytes = static_cast<uint32_t>(places_.size() * sizeof(PeerPlace))};
     std::random_device random;
@@ -432,7 +432,7 @@ class Joiner {
     return true;
   }
 
-  // The first message of another kind on this connection has neither this token nor this length.
+  // Any other first message on this connection differs from kAgain in token and length.
   bool joins_again() const {
     Answer next;
     return ::recv(out_.peers[0].get(), &next, sizeof(next), MSG_PEEK | MSG_DONTWAIT) ==

@@ -16,7 +16,7 @@ inline constexpr int64_t kTileDepth = 32;                         // bfloat16 el
 inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // 1 KiB
 inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C per call
 
-// Configures all eight tiles of the thread.
+// Configures the thread's eight tiles.
 class TileScope {
  public:
   [[gnu::target("amx-tile")]] TileScope() {
@@ -112,7 +112,7 @@ template <class F>
 // row-major B: interleave its row pairs. A column-major B: transpose its 16 x 16 pairs. A row-major A is copied; a
 // column-major A (a row-major matrix used transposed): interleave row pairs, then transpose 16 x 16 pairs.
 
-// g++ 12 warns about its intrinsics (GCC bug 105593).
+// g++ 12 warns about its own intrinsics (GCC bug 105593).
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

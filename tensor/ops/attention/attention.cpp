@@ -1,4 +1,4 @@
-// Argument checks and device dispatch.
+// Attention: argument checks and device dispatch.
 #include "tensor/ops/attention/attention.h"
 
 #include <algorithm>

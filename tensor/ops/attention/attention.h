@@ -44,7 +44,7 @@ struct AttentionOptions {
   // key before starts[b][i], a position in the full sequence like first_key. A query without keys in the tile returns
   // zeros and a log-sum-exp of -infinity.
   Tensor starts = {};
-  bool starts_may_be_ignored = false;  // keys before `starts` are unused padding
+  bool starts_may_be_ignored = false;  // `starts` excludes keys only for padding, whose outputs are unused
   // Sliding window: a query attends to `window` keys, ending with its own. 0: no window.
   int64_t window = 0;
 };
@@ -76,7 +76,7 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
                         Tensor& dv);
 
 // Whether cuDNN may run such a call, subject to its own support checks: bfloat16 on a GPU, permitted by KernelChoice,
-// without dropout, document starts or window.
+// without dropout, window or document starts (unless they may be ignored).
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
 // Accumulation dtype for results to be merged; bfloat16 for cuDNN, its only output dtype.
 DType partial_dtype(const Tensor& q, const AttentionOptions& options);
@@ -94,7 +94,8 @@ struct AttentionGradients {
 
 // Operands of the kernels of both devices.
 //
-// First visible key of each query, relative to the problem's key 0: the later of its document's and its window's.
+// First visible key of each query, relative to the problem's key 0: the later of the starts of its document and its
+// window.
 struct QueryStarts {
   static constexpr int kNone = -(1 << 30);
   const int32_t* first = nullptr;  // null: no documents
@@ -142,7 +143,7 @@ void merge_attention(const AttentionResult& into, const AttentionResult& tile);
 
 // cuDNN runs the problems it supports (cuda/cudnn_attention.h) if the arena's KernelChoice allows it. Tessera has
 // tensor-core kernels (cuda/tiles.cuh) for bfloat16 with head dims 64 and 128 and rows aligned to 16 bytes, and plain
-// kernels (cuda/plain.cu) for everything else. Neither uses atomics: one kernel computes dq, another dk and dv.
+// kernels (cuda/plain.cu) for everything else. Neither uses atomics.
 namespace cuda {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,

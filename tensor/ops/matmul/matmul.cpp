@@ -1,4 +1,4 @@
-// Argument checks, shapes, and on the CPU the choice of an implementation.
+// Matmuls: argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
 #include <cstdint>

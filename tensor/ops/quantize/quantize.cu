@@ -1,4 +1,4 @@
-// A thread decodes the four bytes of eight adjacent elements.
+// GPU dequantization: a thread decodes the four bytes of eight adjacent elements.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -44,7 +44,7 @@ struct Decode {
     }
     return starts[low].full + here - starts[low].here;
   }
-  // In float64, as on the CPU: a product of two floats is exact, so a fused multiply-add rounds equally.
+  // In float64, as on the CPU: a product of two floats is exact, so a fused multiply-add does not change the rounding.
   __device__ float nf4_scale(int64_t here) const {
     const int64_t block = full_index(here) / kNf4Block;
     int matrix = matrices - 1;

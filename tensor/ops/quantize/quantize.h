@@ -41,8 +41,9 @@ struct Packing {
   int64_t group = 128;                   // gptq only
 
   int64_t elements() const { return rows * columns; }
-  int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards begin at multiples
-  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }            // per block
+  // Elements; shards begin at block boundaries.
+  int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }
+  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }  // per block
   int64_t shared_bytes() const;
   int64_t bytes(int64_t elements) const;
   int64_t bytes() const { return bytes(elements()); }

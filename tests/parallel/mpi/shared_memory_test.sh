@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # MPI ranks with little shared memory, and ranks that fail during setup: nothing hangs.
 #   shared_memory_test.sh PROGRAM
-# Each run has 60 s and needs a few. If mounting is allowed, the test uses a small /dev/shm of its own.
+# Each run has 60 s and needs a few. If mounting is allowed, the test uses a small private /dev/shm.
 set -euo pipefail
 program=$1
 # shellcheck source=tests/parallel/mpi/expect.sh

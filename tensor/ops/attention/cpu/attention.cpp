@@ -10,7 +10,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Operands are row-major tiles of the accumulation type; a transpose is a matter of strides.
+// Operands are row-major tiles of the accumulation type; a transpose only swaps strides.
 template <class T>
 struct FloatTiles {
   using Stored = T;

@@ -1,8 +1,8 @@
 // Blockwise attention (tensor/ops/attention/attention.h), forward and backward, over blocks of queries and keys.
 //
 // `Tiles` packs the operands of a block and multiplies them: in float32 or float64 (attention.cpp), or in bfloat16
-// pairs or AMX tiles (x86/bf16.cpp). A left operand has 64 rows; a right operand has 64 rows, or with its transpose D.
-// Tiles of the T x T matrix are keys x queries. Members of `Tiles`:
+// pairs or AMX tiles (x86/bf16.cpp). A left operand has 64 rows; a right operand has 64 rows, or D if transposed. Tiles
+// of the T x T matrix are keys x queries. Members of `Tiles`:
 //
 //   Stored, Element, Sum         types of tensors, of packed operands, and of accumulators
 //   kScalesQueries               whether packed queries are scaled; otherwise scores and gradients of keys are
@@ -25,7 +25,7 @@
 
 namespace tessera::cpu {
 
-// Arrays of a thread, each aligned to 64 bytes. From address 0 it only measures them.
+// Arrays of a thread, each aligned to 64 bytes. Constructed with address 0, computes only their total size.
 class TileMemory {
  public:
   explicit TileMemory(std::byte* begin) : begin_(reinterpret_cast<uintptr_t>(begin)) {}

@@ -1,4 +1,4 @@
-// Shared by all attention kernels.
+// Operands and tile positions, shared by all attention kernels.
 #pragma once
 #include <algorithm>
 #include <cstdint>

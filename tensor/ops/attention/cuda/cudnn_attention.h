@@ -20,8 +20,8 @@ inline bool rows_are_aligned(const Tensor& t) {
   return all;
 }
 
-// Key of a graph: bfloat16 (B, T, H, D), key_heads divide H, equal numbers of queries and keys under the causal mask,
-// no dropout.
+// Cache key of a graph: attention on bfloat16 (B, T, H, D) without dropout; key_heads divide H; the causal mask
+// requires equal numbers of queries and keys.
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
   static constexpr int kForward = 4, kOperands = 8;
@@ -49,8 +49,8 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
   return p;
 }
 
-// A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, the first `keys`
-// tokens of (B, T, 2 K, D), separate results.
+// A tile of ring attention (parallel/ring_attention.cpp): q is the last `queries` tokens of a packed qkv, k and v are
+// the first `keys` tokens of (B, T, 2 K, D), and results are separate tensors.
 struct RingTile {
   int64_t batch, tokens, queries, keys;
   bool causal;

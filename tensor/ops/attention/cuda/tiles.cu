@@ -1,4 +1,4 @@
-// 128 queries of a head per block of four warps, 16 to 64 keys at a time.
+// Forward pass of tensor-core attention: 128 queries of a head per block of four warps, 16 to 64 keys at a time.
 #include <algorithm>
 #include <cstdint>
 #include <limits>

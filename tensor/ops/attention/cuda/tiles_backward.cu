@@ -1,5 +1,5 @@
-// One kernel computes dq, iterating over keys, another dk and dv, iterating over queries of all heads in the group.
-// Both recompute the probabilities from the log-sum-exp.
+// Backward pass of tensor-core attention: one kernel computes dq, iterating over keys; another dk and dv, iterating
+// over queries of all heads in the group. Both recompute the probabilities from the log-sum-exp.
 //
 // The second kernel has transposed scores (keys x queries), so that a lane's accumulators are again left operands of
 // the following matmuls.

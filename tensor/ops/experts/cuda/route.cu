@@ -1,6 +1,6 @@
-// Each thread processes a token with the CPU's formulas in the same order (tensor/ops/experts/token.h). One block per
-// expert and sequence scans the sequence's choices in order to count positions; without atomics, every run assigns
-// each choice to the same row.
+// GPU routing. Each thread processes a token with the CPU's formulas in the same order (tensor/ops/experts/token.h).
+// One block per expert and sequence scans the sequence's choices in order to count positions; without atomics, every
+// run assigns each choice to the same row.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

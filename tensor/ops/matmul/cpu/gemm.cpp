@@ -219,7 +219,7 @@ template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, 
 template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, float*, int64_t);
 
 // A block of four rows of x and four of the weight stays in registers over the full inner dim. Element k belongs to
-// lane k mod 16, and lanes are added in pairs, so all instruction sets round alike.
+// lane k mod 16, and lanes are added in pairs, so results are bitwise identical on all instruction sets.
 
 namespace {
 

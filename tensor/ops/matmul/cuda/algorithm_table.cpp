@@ -1,5 +1,5 @@
-// File format: a title line, then lines "key: choice". Read and written under a lock on a separate file, replaced
-// atomically.
+// The file of an algorithm table has a title line, then lines "key: choice"; it is locked through a separate file and
+// replaced atomically.
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
 
 #include <fcntl.h>

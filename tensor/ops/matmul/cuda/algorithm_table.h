@@ -40,7 +40,6 @@ class AlgorithmTable {
   std::map<std::string, std::string> choices_;
 };
 
-// Process-wide table of a device.
 AlgorithmTable& algorithm_table(const std::string& device);
 
 }  // namespace tessera::cuda

@@ -121,7 +121,7 @@ void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const 
   ++out.arena()->local<KernelLog>().padded_products;
 }
 
-// Runs the fused GEMM and returns true if `fused` is faster; otherwise does nothing and returns false.
+// Runs the fused GEMM if it is faster; otherwise does nothing and returns false.
 bool run_if_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
   if (!has_algorithm(arena, separate.problem) || !is_faster(arena, fused, separate)) return false;
   multiply(arena, fused.problem);

@@ -1,4 +1,4 @@
-// Matmuls of 64 x 64 tiles.
+// CPU bfloat16 attention: matmuls of 64 x 64 tiles.
 //
 // A left operand of 64 rows (A) is packed as blocks of 32 rows, a right operand of 64 columns (B) as panels of 32
 // columns; for every 32 inner elements, each has two tiles, 1024 elements in total.

@@ -1,4 +1,4 @@
-// Packs b, then computes blocks of 32 x 32 over groups of columns that stay in L2.
+// bfloat16 matmul with AMX: packs b, then computes blocks of 32 x 32 over groups of columns that stay in L2.
 #include "tensor/cpu/x86/amx.h"
 
 #include <algorithm>

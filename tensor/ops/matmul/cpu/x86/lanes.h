@@ -1,7 +1,7 @@
 // AVX2 and AVX-512 versions of gemm.cpp's Baseline, bitwise identical to it.
 //
-// Fused multiply-adds use intrinsics, because some compilers recognize them in a loop over lanes (g++ 12) and others do
-// not (g++ 13 and 14 were five times slower).
+// Fused multiply-adds use intrinsics, because not every compiler recognizes them in a loop over lanes (g++ 13 and 14
+// were five times slower).
 #pragma once
 #include <immintrin.h>
 
