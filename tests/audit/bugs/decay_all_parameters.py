@@ -4,11 +4,22 @@
 import torch
 from common import Step, main
 from llama import Config
+from torch.distributed.fsdp import fully_shard
 
 
 class Decay(Step):
+    """FSDP2; torch 2.8 or newer."""
+
     grid = (("dp", 2),)
     config = Config(decay=0.3)
+
+    def wrap(self, model):
+        for module in (*model.model.layers.values(), model):
+            fully_shard(module).set_force_sum_reduction_for_comms(True)  # gloo's reduce-scatter ignores AVG
+        return model
+
+    def reduced(self, name, grad):
+        return grad  # FSDP2 has reduced it
 
     def optimizer(self, model):
         if self.fixed:
