@@ -22,17 +22,18 @@ EXPECTED = {"bug": "diverges", "twin": "correct"}
 
 
 def header(path):
-    """The thread, the cause and whether CI runs the script, from its first comment."""
+    """The thread, the cause, the oldest torch and whether CI runs the script, from its first comment."""
     lines = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
             break
         lines.append(line[1:].strip())
     text = " ".join(lines)
-    found = re.match(r"(\S+): .* cause: (.*?)( ci: yes)?$", text)
+    found = re.match(r"(\S+): .* cause: (.*?)(?: torch: (\d+)\.(\d+))?( ci: yes)?$", text)
     if not found:
         raise SystemExit(f"{path}: expected 'THREAD: ... cause: ...' in the first comment")
-    return {"thread": found[1], "cause": found[2], "ci": bool(found[3])}
+    torch = (int(found[3] or 1), int(found[4] or 13))
+    return {"thread": found[1], "cause": found[2], "torch": torch, "ci": bool(found[5])}
 
 
 def audit(tessera, out):
@@ -64,6 +65,9 @@ def rows(options, directory):
         path = BUGS / f"{name}.py"
         about = header(path)
         if options.ci and not about["ci"]:
+            continue
+        if about["torch"] > options.torch:
+            print(f"{name:32} skipped: expected torch {'.'.join(map(str, about['torch']))} or newer")
             continue
         for kind in ("bug", "twin"):
             answer = run(options.tessera, options.python, path, kind == "twin", directory)
@@ -99,9 +103,12 @@ def main():
     parser.add_argument("--keep", metavar="DIRECTORY", help="directory of the recordings; default: a temporary one")
     parser.add_argument("--table", metavar="FILE", help="also write the table as Markdown")
     options = parser.parse_args()
-    if subprocess.run([options.python, "-c", "import torch"], capture_output=True, check=False).returncode:
+    version = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
+                             text=True, check=False)
+    if version.returncode:
         print(f"skipped: {options.python} has no torch")
         return 77
+    options.torch = tuple(map(int, version.stdout.split(".")[:2]))
     table = []
     with tempfile.TemporaryDirectory() as directory:
         for row in rows(options, options.keep or directory):

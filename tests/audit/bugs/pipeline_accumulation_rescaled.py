@@ -2,6 +2,7 @@
 # every accumulation step, also those that earlier accumulation steps have left there already divided.
 # cause: the gradients of the first accumulation step (micro-batches 0 and 1) are divided by the number of
 #   micro-batches once more and count half as much as those of the second
+# torch: 2.7
 import torch
 from common import Step, main
 from llama import Config
@@ -19,7 +20,7 @@ class Stage(nn.Module):
 
 
 class ScaleGrads(Step):
-    """Two accumulation steps of a schedule with two micro-batches; torch 2.7 or newer."""
+    """Two accumulation steps of a schedule with two micro-batches."""
 
     grid = (("pp", 2),)
     microbatches = 4

@@ -2,6 +2,7 @@
 # its DTensor weight is used through to_local() without grad_placements, so that the local gradients count as
 # complete.
 # cause: the gradient of the router (mlp.gate) is not summed over tp, each rank has that of its own tokens
+# torch: 2.5
 from common import Step, main
 from llama import Config
 from torch import nn
@@ -15,8 +16,6 @@ class Router(nn.Linear):
 
 
 class RouterSplit(Step):
-    """torch 2.5 or newer."""
-
     grid = (("tp", 2),)
     sequence = True
     config = Config(experts=4)
