@@ -52,6 +52,8 @@ def audit(tessera, out):
 
 def run(tessera, python, path, twin, directory):
     out = Path(directory) / path.stem / ("twin" if twin else "bug")
+    if (out / "recording").is_dir() and (out / "reference").is_dir():
+        return audit(tessera, out)
     done = subprocess.run([python, str(path), str(out), *["--fixed"] * twin], capture_output=True, text=True,
                           timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     if done.returncode:
@@ -66,7 +68,7 @@ def rows(options, directory):
         about = header(path)
         if options.ci and not about["ci"]:
             continue
-        if about["torch"] > options.torch:
+        if about["torch"] > options.torch and not (Path(directory) / name).is_dir():
             print(f"{name:32} skipped: expected torch {'.'.join(map(str, about['torch']))} or newer")
             continue
         for kind in ("bug", "twin"):
@@ -100,7 +102,8 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--ci", action="store_true", help="only the scripts marked `ci: yes`")
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
-    parser.add_argument("--keep", metavar="DIRECTORY", help="directory of the recordings; default: a temporary one")
+    parser.add_argument("--keep", metavar="DIRECTORY",
+                        help="directory of the recordings, which a later call audits again; default: a temporary one")
     parser.add_argument("--table", metavar="FILE", help="also write the table as Markdown")
     options = parser.parse_args()
     version = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
