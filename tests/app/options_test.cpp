@@ -107,7 +107,8 @@ TEST(CommandLine, HelpListsEveryOption) {
 TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   EXPECT_EQ(message("train --rnaks=2"), "unknown option '--rnaks'; did you mean '--ranks'?");
   const std::string commands =
-      "expected train, verify, audit, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
+      "expected train, verify, audit, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or "
+      "describe";
   EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
   EXPECT_EQ(message(""), "no command given; " + commands + " (see tessera --help)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
