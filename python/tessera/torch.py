@@ -141,7 +141,7 @@ class Recording:
         return self
 
     def _replace(self, holder: Any, key: str, original: Any, replacement: Any) -> None:
-        setattr(holder, key, replacement)
+        setattr(holder, key, functools.update_wrapper(replacement, getattr(holder, key)))  # schedulers mark `step`
         self._undo.callback(*(delattr, holder, key) if original is None else (setattr, holder, key, original))
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

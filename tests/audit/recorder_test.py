@@ -139,6 +139,18 @@ def test_recorded_step_is_bitwise_that_of_the_program(tmp_path):
     assert not model._forward_pre_hooks and not model.head._forward_hooks
 
 
+def test_learning_rate_schedulers_see_the_step(tmp_path, recwarn):
+    model, (ids, targets) = Model(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with record(model, tmp_path, optimizer=optimizer):
+        F.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        scheduler.step()
+    assert not [str(warning.message) for warning in recwarn if "lr_scheduler" in str(warning.message)]
+    assert Recorded(tmp_path).tensors["lr", "lr"] == 0.1
+
+
 def test_levels_of_detail(tmp_path):
     blocks = {name for name, kind in train(tmp_path, Model())[0] if kind == "output"}
     assert blocks == {"wte", "blocks.0", "blocks.0.attn", "blocks.1", "blocks.1.attn", "head"}
