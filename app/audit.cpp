@@ -14,8 +14,8 @@
 
 #include "app/commands.h"
 #include "app/output.h"
+#include "app/pretrained.h"
 #include "app/report/drawing.h"
-#include "app/run/pretrained.h"
 #include "base/bad_input.h"
 #include "hub/folder.h"
 #include "verify/audit/compare.h"

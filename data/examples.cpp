@@ -354,7 +354,9 @@ class Encoder {
     const auto limit = static_cast<size_t>(options_.context) + 1;
     const bool had = count_targets(e) > 0;
     if (e.tokens.size() > limit) {
-      e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, limit), 0);
+      // Exact if all targets are content; otherwise template text is assumed to be spread evenly.
+      const int64_t all = target_bytes(e, 1);
+      e.bytes = all > 0 ? e.bytes * (all - target_bytes(e, limit)) / all : 0;
       e.tokens.resize(limit);
       e.trained.resize(limit);
       if (count_targets(e) > 0) ++cut_;

@@ -43,7 +43,7 @@
 #include "models/decoder.h"
 #include "models/hub_tensors.h"
 #include "train/batches.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "train/state.h"
 
 namespace tessera {

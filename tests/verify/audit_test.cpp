@@ -18,7 +18,7 @@
 #include "tests/support/python.h"
 #include "tests/support/tensors.h"
 #include "tests/verify/plans.h"
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "verify/audit/compare.h"
 #include "verify/audit/reference.h"
 #include "verify/verify.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/checkpoint/state.h"
+#include "train/checkpoint/full_state.h"
 #include "verify/audit/recording.h"
 
 namespace tessera::audit {
