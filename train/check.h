@@ -1,5 +1,5 @@
-// Checks of a plan and of a configuration, before anything is allocated: the error names the field and the nearest valid
-// value.
+// Checks of a plan and of a configuration, before anything is allocated: the error names the field and the nearest
+// valid value.
 #pragma once
 #include <cstdint>
 
