@@ -15,6 +15,8 @@
 #include "app/commands.h"
 #include "app/output.h"
 #include "app/resolve.h"
+#include "base/files.h"
+#include "base/write_file.h"
 #include "bench/calibrate.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
