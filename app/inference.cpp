@@ -7,6 +7,7 @@
 #include <string>
 
 #include "app/memory.h"
+#include "app/output.h"
 #include "app/resolve.h"
 #include "hub/peft.h"
 #include "train/check.h"

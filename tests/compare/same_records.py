@@ -8,7 +8,7 @@ usage: same_records.py folder|json|words|message OLD NEW [no-prose]
   words   text: equal words, and numbers within 3%.
   message equal text
 With no-prose, wording may differ: text and JSON strings with a space are compared by their numbers and option names, in any
-order.
+order; comments of config.toml are not compared.
 """
 import json
 import os
@@ -103,7 +103,8 @@ def one_file(name, old, new):
     if a == b:
         return ""
     if name == "config.toml":
-        lost = [line for line in a.decode().splitlines() if line not in b.decode().splitlines()]
+        kept = b.decode().splitlines()
+        lost = [line for line in a.decode().splitlines() if line not in kept and not (no_prose and line.startswith("#"))]
         return f"lost {lost[0]}" if lost else ""
     if name == "manifest.json":
         return values("", manifest(a), manifest(b), False)
