@@ -101,7 +101,8 @@ def main():
     parser.add_argument("tessera")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--ci", action="store_true", help="only the scripts marked `ci: yes`")
-    parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
+    parser.add_argument("--python", default=os.environ.get("TESSERA_PYTHON", sys.executable),
+                        help="interpreter with torch")
     parser.add_argument("--keep", metavar="DIRECTORY",
                         help="directory of the recordings, which a later call audits again; default: a temporary one")
     parser.add_argument("--table", metavar="FILE", help="also write the table as Markdown")
