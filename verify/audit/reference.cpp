@@ -34,7 +34,7 @@ constexpr int64_t kMaxLogits = int64_t{1} << 28;  // elements of a pass
 // Moves every other element of the token embeddings by one unit in the last place.
 FullTensors moved(FullTensors weights) {
   return [weights = std::move(weights)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    const TensorReader read = weights(name, dtype, shape);
+    TensorReader read = weights(name, dtype, shape);
     if (name != "tokens.weight" || !is_floating(dtype)) return read;
     return [read, dtype](int64_t begin, std::span<std::byte> to) {
       read(begin, to);
