@@ -175,7 +175,7 @@ class Dump {
     for (const auto& [name, full] : tensors_) {
       Recorded r{rank, dp, tp, cp, 0, Kind::output, name, full.shape, {}, {}};
       for (const int64_t n : full.shape) r.index.push_back({0, n});
-      const auto ends = [&](const std::string& suffix, Kind kind) {
+      const auto ends = [&r, &name = name](const std::string& suffix, Kind kind) {
         if (!name.ends_with(suffix)) return;
         r.name = name.substr(0, name.size() - suffix.size()), r.kind = kind;
       };
