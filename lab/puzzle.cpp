@@ -281,7 +281,7 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
          fmt::format("{} ranks and {} sequences per step; expected 8 and {}", l.plan.ranks(), l.batch(), t.batch),
          "ranks = dp x tp x pp x cp; sequences per step = dp x microbatches x sequences", "");
   expect(l.plan.pp <= p.family.pp, "size", fmt::format("pp = {}; expected at most {}", l.plan.pp, p.family.pp),
-         "pipelines are introduced in p13", "");
+         "this puzzle excludes pipeline parallelism; p13 allows it", "");
   const int64_t layers = planned.recompute_layers;
   expect(layers >= kMinLayers && layers <= kMaxLayers, "size",
          fmt::format("recompute_layers = {}; expected {} to {}", layers, kMinLayers, kMaxLayers),

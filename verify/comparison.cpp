@@ -164,9 +164,9 @@ std::vector<std::string> to_lines(const VerifyResult& result) {
       if (t.step == steps[i]) ++counts[static_cast<size_t>(t.kind)];
     const auto scalars =
         std::ranges::count_if(result.seen.scalars, [&](const ScalarDifference& n) { return n.step == steps[i]; });
-    out.push_back(
-        fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} state tensors also differ",
-                    steps[i], scalars, counts[0], counts[1], counts[2]));
+    out.push_back(fmt::format(
+        "step {}: {} scalars (loss, gradient norm), {} gradients, {} parameters and {} state tensors also differ",
+        steps[i], scalars, counts[0], counts[1], counts[2]));
   }
   if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} more steps", std::ssize(steps) - kSteps));
   return out;

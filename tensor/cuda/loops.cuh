@@ -1,7 +1,7 @@
 // Elementwise ops on a GPU over broadcast, strided operands.
 //
-// Operands contiguous at least in their last dim are accessed 16 bytes at a time. An element is bitwise identical in
-// every kernel and at every position.
+// Operands contiguous at least in their last dim are accessed 16 bytes at a time. The result for an
+// element does not depend on the kernel (vectorized or not) or on its position.
 #pragma once
 #include <algorithm>
 #include <array>

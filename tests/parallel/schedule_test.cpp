@@ -384,7 +384,8 @@ TEST(Sampler, FitsIntoRequestedColumns) {
   EXPECT_EQ(draw(simulate(gpipe(1, 1)), 0.5), "rank 0 | F0 -- B0 -- -- --\n");
 }
 
-// Replaying a measured step reproduces it, for every schedule with random pass times; and its diagram.
+// Replaying a measured step reproduces it, for every schedule with random pass times; scaled diagrams keep the
+// durations.
 
 Times random_times(const Schedule& s, uint64_t trial) {
   const Philox random = Philox::named(trial, "lengths");

@@ -1,4 +1,4 @@
-// Differences from the oracle, as observations of a diagnosis.
+// Differences from the oracle, from which the diagnosis infers a cause.
 #pragma once
 #include <cstdint>
 #include <optional>

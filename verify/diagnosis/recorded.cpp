@@ -205,7 +205,7 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
        return scale != 1 && (is_near(f.factor(), scale) || is_near(f.factor(), 1 / scale) ||
                              (f.gradients.empty() && is_near(f.step.norm_ratio, scale)));
      }},
-    {"sum-instead-of-mean", "the loss is a sum over tokens: a convention, if the learning rate is chosen for it",
+    {"sum-instead-of-mean", "the loss is a sum over tokens instead of a mean; not a fault if the learning rate accounts for it",
      [](const RecordedFacts& f) {
        return f.all_gradients() && f.step.tokens > 1 && is_near(f.factor(), static_cast<double>(f.step.tokens));
      }},
