@@ -357,7 +357,9 @@ TEST_F(KernelLaunches, CountIsIndependentOfNumberOfExperts) {
       using Passes = std::vector<std::pair<uint64_t, uint64_t>>;
       Passes first, second;  // gradients are written, or accumulated
       for (const int64_t experts : {4, 64, 192}) {
-        MixtureOfExperts layer(kChannels, {.hidden = kHidden, .gated = gated, .experts = {.count = experts}});
+        const ActivationOptions activation = gated ? kSwiglu : ActivationOptions{};
+        MixtureOfExperts layer(kChannels,
+                               {.hidden = kHidden, .mlp = {.activation = activation}, .experts = {.count = experts}});
         layer.materialize(3, arena, dtype, DType::float32);
         layer.set_step({.training = true});
         layer.clear_gradients();
