@@ -395,12 +395,12 @@ void inspect(const CheckpointOptions& o) {
 }  // namespace
 
 int run(const CheckpointOptions& o) {
-  using Action = CheckpointOptions::Action;
-  if (o.action == Action::import) import_model(o);
-  if (o.action == Action::write) export_model(o);
-  if (o.action == Action::inspect) inspect(o);
-  if (o.action == Action::reshard) reshard(o);
-  if (o.action == Action::quantize) quantize(o);
+  using Subcommand = CheckpointOptions::Action;
+  if (o.action == Subcommand::import) import_model(o);
+  if (o.action == Subcommand::write) export_model(o);
+  if (o.action == Subcommand::inspect) inspect(o);
+  if (o.action == Subcommand::reshard) reshard(o);
+  if (o.action == Subcommand::quantize) quantize(o);
   return 0;
 }
 

@@ -213,17 +213,19 @@ CommandLine::CommandLine() {
     c->callback([this, action] { checkpoint_.action = action; });
     add(c, field_descriptors(checkpoint_, action));
   };
-  using Action = CheckpointOptions::Action;
+  using Subcommand = CheckpointOptions::Action;
   checkpoint_action("import", "Convert a Hugging Face folder to a run for train --init, generate and export",
-                    Action::import);
-  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers can load", Action::write);
+                    Subcommand::import);
+  checkpoint_action("export", "Convert a run or a checkpoint to a folder that transformers can load",
+                    Subcommand::write);
   checkpoint_action("reshard", "Rewrite a run with one file per rank of a layout, or with full tensors",
-                    Action::reshard);
+                    Subcommand::reshard);
   add_run(c, checkpoint_.layout, kReshardOptions);
   checkpoint_action("quantize", "Quantize the weights of attention and feed-forward layers to 4 bits",
-                    Action::quantize);
+                    Subcommand::quantize);
   add_run(c, checkpoint_.layout, kQuantizeOptions);
-  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a Hugging Face folder", Action::inspect);
+  checkpoint_action("inspect", "Show the contents of a run, a checkpoint or a Hugging Face folder",
+                    Subcommand::inspect);
   c = command(app_, "explore", "Explore the planner interactively, in a browser on this machine");
   add(c, field_descriptors(explore_));
   owner = command(app_, "lab", "Puzzles and exercises on parallel training, solved in files or C++ functions");

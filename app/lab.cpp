@@ -92,34 +92,34 @@ int check_class(const LabOptions& o) {
 }  // namespace
 
 int run(const LabOptions& o) {
-  using Action = LabOptions::Action;
-  if (o.action == Action::list) {
+  using Subcommand = LabOptions::Action;
+  if (o.action == Subcommand::list) {
     print(list());
     return 0;
   }
   if (!o.all.empty() && !o.exercise.empty())
     bad_usage("--all: cannot be combined with an exercise, got '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
-  if (o.action == Action::check && o.directory.empty())
+  if (o.action == Subcommand::check && o.directory.empty())
     bad_usage("lab check: expected N and DIR, or --all with a directory");
   const bool as_json = o.format == "json";
   if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
-    if (o.action == Action::check) {
+    if (o.action == Subcommand::check) {
       const lab::Verdict verdict = lab::grade(*p, o.directory);
       return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
     }
-    if (o.action != Action::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
+    if (o.action != Subcommand::start) throw Error("lab grade: expected a C++ exercise; use lab check to grade a file");
     lab::start(*p, o.directory);
   } else {
     const lab::Exercise& e = lab::exercise(o.exercise);
-    if (o.action == Action::answer) {
+    if (o.action == Subcommand::answer) {
       lab::answer(e);
       return 0;
     }
-    if (o.action != Action::start) {
+    if (o.action != Subcommand::start) {
       std::optional<Progress> progress;
       progress.emplace(Progress::for_stderr(0, false)).work(fmt::format("building and grading {}", e.name));
-      const lab::Verdict verdict = o.action == Action::grade ? lab::grade(e) : lab::check(e, o.directory);
+      const lab::Verdict verdict = o.action == Subcommand::grade ? lab::grade(e) : lab::check(e, o.directory);
       progress.reset();
       return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
     }

@@ -166,7 +166,7 @@ Settings field_descriptors(PlanOptions& o) {
 }
 
 Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Action action) {
-  using Action = CheckpointOptions::Action;
+  using Subcommand = CheckpointOptions::Action;
   const auto at = static_cast<size_t>(action);
   constexpr std::array<std::string_view, 5>
       from = {"Hugging Face folder: config.json and model.safetensors, possibly in shards",
@@ -175,18 +175,18 @@ Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Action actio
       out = {"new run directory", "new directory", "new run directory", "new directory"};
   Settings s;
   s.add({"FROM", &o.from, from.at(at), Field{.place = true}});
-  if (action != Action::reshard && action != Action::quantize)
+  if (action != Subcommand::reshard && action != Subcommand::quantize)
     s.add({"base", &o.base, kBaseHelp, Field{.expected = "a Hugging Face folder or a run"}});
-  if (action != Action::inspect) s.add({"out", &o.out, out.at(at), Field{.expected = "a new directory"}});
-  if (action == Action::import || action == Action::write)
+  if (action != Subcommand::inspect) s.add({"out", &o.out, out.at(at), Field{.expected = "a new directory"}});
+  if (action == Subcommand::import || action == Subcommand::write)
     s.add({"dtype", &o.dtype, "dtype of the stored tensors (default: unchanged)", Field{.choices = "fp32|bf16"}});
-  if (action == Action::import)
+  if (action == Subcommand::import)
     s.add({"tokenizer", &o.tokenizer, "bytes, or a tokenizer directory [the model's own]",
            Field{.expected = "a tokenizer"}});
-  if (action == Action::write)
+  if (action == Subcommand::write)
     s.add({"merge", &o.merge,
            "merge adapters into the weights; by default, only the adapters are written, in PEFT format"});
-  if (action != Action::quantize) return s;
+  if (action != Subcommand::quantize) return s;
   s.add({},
         {{"method", &o.method, "gptq, or rtn (round to nearest) as a baseline", Field{.choices = "gptq|rtn"}},
          {"bits", &o.bits, "bits per weight", Field{.choices = "4"}},
@@ -218,14 +218,14 @@ Settings field_descriptors(ExploreOptions& o) {
 }
 
 Settings field_descriptors(LabOptions& o, LabOptions::Action action) {
-  using Action = LabOptions::Action;
+  using Subcommand = LabOptions::Action;
   Settings s;
-  const Bounds places = action == Action::check ? Bounds{0, 1} : Bounds{};
-  if (action != Action::list)
+  const Bounds places = action == Subcommand::check ? Bounds{0, 1} : Bounds{};
+  if (action != Subcommand::list)
     s.add({"N", &o.exercise, "number or name of an exercise or puzzle, such as p1",
            Field{.range = places, .place = true}});
-  if (action == Action::start) s.add({"DIR", &o.directory, "directory to create", Field{.place = true}});
-  if (action != Action::check) return s;
+  if (action == Subcommand::start) s.add({"DIR", &o.directory, "directory to create", Field{.place = true}});
+  if (action != Subcommand::check) return s;
   s.add({}, {{"DIR", &o.directory, "directory created by `lab start`, or the file of a puzzle",
               Field{.range = places, .place = true}},
              {"all", &o.all, "grade a class: a directory with one subdirectory per learner",
