@@ -402,6 +402,11 @@ TEST_F(LoadedExamples, CountOnlyTextBytesOfResponses) {
       const ExampleOptions all{.style = style, .responses_only = false, .context = 400};
       EXPECT_EQ(load_examples(write(conversation + conversation), choice, all).val_bytes, 12);
     }
+  // Truncation removes 8 bytes of the last marker, which count in proportion: 64/72 of 12 bytes.
+  EXPECT_EQ(load_examples(write(conversation + conversation), kBytes,
+                          {.style = ChatTemplate::chatml, .responses_only = false, .context = 64})
+                .val_bytes,
+            10);
   const std::string asked = R"({"instruction": "do", "input": "it", "output": "ok"})"
                             "\n";
   EXPECT_EQ(load_examples(write(asked + asked), chat, {.responses_only = false, .context = 400}).val_bytes, 6);

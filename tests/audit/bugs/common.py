@@ -219,13 +219,13 @@ class Step:
             return self.parameter_slice(name, tensor)
         if not self.grid or kind not in ("input_ids", "targets", "output", "output_grad"):
             return None
-        shape, columns = list(tensor.shape), ranges_of(self.columns())
+        shape, columns = list(tensor.shape), contiguous_ranges(self.columns())
         shape[1] = self.config.tokens
         index = [[[0, size]] for size in shape]
         index[1] = columns
         if kind.startswith("output"):
             if self.sequence and name not in ("lm_head", "model.embed_tokens"):
-                index[1] = ranges_of(self.tp.part(torch.tensor(self.columns()), 0).tolist())
+                index[1] = contiguous_ranges(self.tp.part(torch.tensor(self.columns()), 0).tolist())
             if name == "lm_head" and self.sharded_dim("lm_head.weight") is not None:
                 shape[2] = self.config.vocab
                 index[2] = self.index("lm_head.weight", self.shapes["lm_head.weight"])[0]
@@ -483,7 +483,7 @@ def world_size(step):
     return math.prod(size for _, size in step.grid)
 
 
-def ranges_of(columns):
+def contiguous_ranges(columns):
     """[0, 1, 2, 8, 9] -> [[0, 3], [8, 10]]"""
     ranges = []
     for column in columns:
