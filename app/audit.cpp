@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -45,17 +46,30 @@ Ordered index_json(const std::vector<Range>& index) {
   return out;
 }
 
+Ordered local_json(const TensorResult& t) {
+  if (!t.local) return nullptr;
+  return {{"distance", number(t.local->distance)},
+          {"tolerance", number(t.local->tolerance)},
+          {"factor", number(t.local->factor)},
+          {"factor_tolerance", number(t.local->factor_tolerance)},
+          {"wrong", t.local->wrong},
+          {"undecided", t.local->undecided}};
+}
+
+// The comparison that shows the divergence.
+std::string_view refuted_by(const TensorResult& t) {
+  return t.only_local ? "recorded input" : t.local && t.local->wrong ? "both" : "reference";
+}
+
 std::string audit_json(const AuditResult& r) {
   Ordered first = nullptr, causes = Ordered::array(), tensors = Ordered::array(), undecided = Ordered::array();
   const auto entry = [](const TensorResult& t) {
-    return Ordered{{"name", t.key.name},
-                   {"kind", to_string(t.key.kind)},
-                   {"distance", number(t.distance)},
-                   {"tolerance", t.tolerance},
-                   {"factor", number(t.factor)}};
+    return Ordered{{"name", t.key.name},       {"kind", to_string(t.key.kind)}, {"distance", number(t.distance)},
+                   {"tolerance", t.tolerance}, {"factor", number(t.factor)},    {"local", local_json(t)}};
   };
   if (r.first) {
     first = entry(r.first->tensor);
+    first["by"] = refuted_by(r.first->tensor);
     first["layer"] = r.first->layer < 0 ? Ordered(nullptr) : Ordered(r.first->layer);
     first["rank"] = r.first->rank;
     first["microbatch"] = r.first->microbatch < 0 ? Ordered(nullptr) : Ordered(r.first->microbatch);
@@ -76,6 +90,12 @@ std::string audit_json(const AuditResult& r) {
                        {"tensors", tensors},
                        {"notes", r.notes}};
   return out.dump() + "\n";
+}
+
+// Above 1: wrong.
+double error_ratio(const audit::LocalError& e) {
+  const double distance = e.tolerance > 0 ? e.distance / e.tolerance : 0;
+  return e.factor_tolerance > 0 ? std::max(distance, std::abs(e.factor - 1) / e.factor_tolerance) : distance;
 }
 
 std::string describe(const Recording& r) {
@@ -105,7 +125,7 @@ std::string audit_text(const AuditResult& r, const std::string& head) {
   std::string out = head + fmt::format("tolerances {}\n\n", r.measured ? "measured" : "assumed: k eps sqrt(depth)");
   struct Count {
     int64_t all = 0, wrong = 0, undecided = 0;
-    double worst = 0;
+    double worst = 0, local = 0;
   };
   std::map<Kind, Count> counts;
   std::string undecided;
@@ -113,14 +133,15 @@ std::string audit_text(const AuditResult& r, const std::string& head) {
     Count& c = counts[t.key.kind];
     ++c.all, c.wrong += t.wrong ? 1 : 0, c.undecided += t.undecided ? 1 : 0;
     if (!t.undecided && t.tolerance > 0) c.worst = std::max(c.worst, t.distance / t.tolerance);
+    if (t.local && !t.local->undecided) c.local = std::max(c.local, error_ratio(*t.local));
     if (t.undecided && c.undecided <= kMaxNamed)
       undecided += fmt::format("{}{} of {}", undecided.empty() ? "" : ", ", to_string(t.key.kind), t.key.name);
   }
-  out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22}\n", "tensors", "compared", "wrong", "undecided",
-                     "max error / tolerance");
+  out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22} {:>16}\n", "tensors", "compared", "wrong", "undecided",
+                     "max error / tolerance", "recorded inputs");
   for (const auto& [kind, c] : counts)
-    out +=
-        fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22.3g}\n", to_string(kind), c.all, c.wrong, c.undecided, c.worst);
+    out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22.3g} {:>16.3g}\n", to_string(kind), c.all, c.wrong,
+                       c.undecided, c.worst, c.local);
   if (!undecided.empty()) out += fmt::format("\nUndecided, because rounding errors are too large: {} ...\n", undecided);
   for (const std::string& note : r.notes) out += fmt::format("Note: {}\n", note);
   out += "\n";
@@ -128,6 +149,10 @@ std::string audit_text(const AuditResult& r, const std::string& head) {
     const TensorResult& t = r.first->tensor;
     out += fmt::format("First divergence: {}\n  differs by {:.3g} of its norm; tolerance {:.3g}; factor {:.6g}\n",
                        location_text(*r.first), t.distance, t.tolerance, t.factor);
+    if (t.local)
+      out += fmt::format("  on its recorded input: {:.3g}; tolerance {:.3g}; factor {:.6g} +- {:.2g}{}\n",
+                         t.local->distance, t.local->tolerance, t.local->factor, t.local->factor_tolerance,
+                         t.only_local ? "; only this comparison shows it" : "");
   }
   for (size_t i = 0; i < r.causes.size(); ++i)
     out += fmt::format("{}: {} ({})\n  {}\n", i == 0 ? "Likely cause" : "or", r.causes[i].text, r.causes[i].cause,
@@ -149,7 +174,8 @@ std::string audit_page(const AuditResult& r, const std::string& head) {
     const auto [at, fresh] = cells.emplace(std::pair(t.key.name, t.key.kind), &t);
     if (!fresh && t.wrong) at->second = &t;
   }
-  Picture picture{.title = "Error over tolerance", .width = kNames + kCell * columns.size() + 20};
+  Picture picture{.title = "Error over tolerance: of the step / of the module on its recorded input",
+                  .width = kNames + kCell * columns.size() + 20};
   for (size_t c = 0; c < columns.size(); ++c)
     picture.body += text_at(kNames + kCell * static_cast<double>(c), 14, "key", to_string(columns.at(c)));
   double y = 24;
@@ -159,19 +185,25 @@ std::string audit_page(const AuditResult& r, const std::string& head) {
       const auto found = cells.find({name, columns.at(c)});
       if (found == cells.end()) continue;
       const TensorResult& t = *found->second;
-      const double ratio = t.tolerance > 0 ? t.distance / t.tolerance : 0;
+      const double ratio = t.tolerance > 0 ? t.distance / t.tolerance : 0, local = t.local ? error_ratio(*t.local) : 0;
+      std::string tip = fmt::format("{} of {}: {:.3g}, tolerance {:.3g}, factor {:.6g}", to_string(t.key.kind), name,
+                                    t.distance, t.tolerance, t.factor);
+      if (t.local)
+        tip += fmt::format("; on its recorded input {:.3g}, tolerance {:.3g}, factor {:.6g}", t.local->distance,
+                           t.local->tolerance, t.local->factor);
       const bool first = r.first && r.first->tensor.key == t.key;
       picture.body += render_svg({.x = kNames + kCell * static_cast<double>(c),
                                   .y = y,
                                   .width = kCell - 4,
                                   .height = kHeight - 3,
-                                  .css = t.undecided   ? "idle"
-                                         : t.wrong     ? "k-B"
-                                         : ratio > 0.5 ? "k-I"
-                                                       : "k-W",
-                                  .tip = fmt::format("{} of {}: {:.3g}, tolerance {:.3g}, factor {:.6g}",
-                                                     to_string(t.key.kind), name, t.distance, t.tolerance, t.factor),
-                                  .labels = {first ? "first" : fmt::format("{:.2g}", ratio)},
+                                  .css = t.undecided                    ? "idle"
+                                         : t.wrong                      ? "k-B"
+                                         : std::max(ratio, local) > 0.5 ? "k-I"
+                                                                        : "k-W",
+                                  .tip = tip,
+                                  .labels = {first     ? "first"
+                                             : t.local ? fmt::format("{:.2g} / {:.2g}", ratio, local)
+                                                       : fmt::format("{:.2g}", ratio)},
                                   .attributes = first ? " stroke=\"currentColor\" stroke-width=\"2\"" : ""});
     }
     y += kHeight;
@@ -211,6 +243,7 @@ int run(const AuditOptions& o) {
   std::optional<TemporaryDirectory> directory;  // outlives the recordings in it
   std::optional<Recording> reference;
   audit::Repeats repeats;
+  audit::LocalErrors local;
   AuditResult r;
   if (o.paths.size() < 2) {
     r = audit::compare(found, found, {});
@@ -224,6 +257,7 @@ int run(const AuditOptions& o) {
       fs::create_directories(directory->path());
       const audit::ReferenceRuns runs = audit::run_references(found, {model.config, model.tensors}, directory->path());
       reference.emplace(runs.reference, expected);
+      local = runs.local;
       for (const fs::path& repeat : runs.repeats) repeats.push_back(std::make_unique<Recording>(repeat));
       head += fmt::format("reference: {} on one rank; {} runs in {}: {}\n", expected, runs.names.size(),
                           duration(runs.seconds), fmt::join(runs.names, ", "));
@@ -233,7 +267,7 @@ int run(const AuditOptions& o) {
       head += fmt::format("reference: {}: {}, {} repetition{}\n", expected, describe(*reference), repeats.size(),
                           repeats.size() == 1 ? "" : "s");
     }
-    r = audit::compare(found, *reference, repeats);
+    r = audit::compare(found, *reference, repeats, local);
     if (directory && found.step() > 1)
       r.notes.push_back(fmt::format("step {}: the reference begins with the recorded parameters", found.step()));
   }

@@ -46,6 +46,13 @@ std::vector<int64_t> HubTensor::slice_shape(const Slice& slice) const {
   return transposed ? std::vector<int64_t>{shape[1], slice.rows} : std::vector<int64_t>{slice.rows, shape[1]};
 }
 
+ModuleNames module_names(const ModelConfig& c) {
+  const std::string layers(find_row(c.family).layers);
+  if (c.family == Family::gpt2) return {"transformer.wte", layers, ".attn", ".mlp", "transformer.ln_f"};
+  const bool mixtral = c.experts.count > 0 && !c.qk_norm;
+  return {"model.embed_tokens", layers, ".self_attn", mixtral ? ".block_sparse_moe" : ".mlp", "model.norm"};
+}
+
 std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
   const FamilyRow& family = find_row(config.family);
   ModelConfig plain = config;

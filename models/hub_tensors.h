@@ -22,6 +22,13 @@ struct HubTensor {
   std::vector<int64_t> slice_shape(const Slice& slice) const;
 };
 
+// Modules whose outputs dumps and audits compare; those of a layer follow layer(i).
+struct ModuleNames {
+  std::string embedding, layers, attention, feed_forward, norm, head = "lm_head";
+  std::string layer(int64_t i) const { return layers + "." + std::to_string(i); }
+};
+ModuleNames module_names(const ModelConfig& config);
+
 // In the order of the model's parameters; a tied head is omitted. Cost: shapes only.
 std::vector<HubTensor> hub_tensors(const ModelConfig& config);
 

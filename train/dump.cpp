@@ -55,18 +55,18 @@ StepDump::StepDump(TrainState& train, int64_t step, const std::filesystem::path&
       return on_ ? seen(inner(x), x.defined() ? made : *looked_up) : inner(x);
     });
   };
-  const bool gpt2 = c.family == Family::gpt2, mixtral = !gpt2 && c.experts.count > 0 && !c.qk_norm;
-  const Point& table = add(gpt2 ? "transformer.wte" : "model.embed_tokens");
+  const ModuleNames names = module_names(c);
+  const Point& table = add(names.embedding);
   for (size_t i = 0; i < model_->blocks.size(); ++i) {
     DecoderBlock& block = *model_->blocks[i];
-    const std::string layer = fmt::format("{}.{}", find_row(c.family).layers, i);
-    watch(block.attn, add(layer + (gpt2 ? ".attn" : ".self_attn")));
-    watch(block.mlp, add(layer + (mixtral ? ".block_sparse_moe" : ".mlp")));
+    const std::string layer = names.layer(static_cast<int64_t>(i));
+    watch(block.attn, add(layer + names.attention));
+    watch(block.mlp, add(layer + names.feed_forward));
     watch(block, add(layer));
   }
-  watch(model_->norm, add(gpt2 ? "transformer.ln_f" : "model.norm"));
+  watch(model_->norm, add(names.norm));
   const int64_t column = chunk_range(c.vocab, tp.size(), tp.rank()).begin;
-  const Point& logits = points_.emplace_back(Point{"lm_head", tokens_, column, c.vocab});
+  const Point& logits = points_.emplace_back(Point{names.head, tokens_, column, c.vocab});
   watch(model_->tokens, logits, &table);
   if (&model_->head != &model_->tokens) watch(model_->head, logits);
   find_parameters();

@@ -379,6 +379,16 @@ Divergence locate(const Comparison& c, const TensorResult& t, RecordedTensor& se
   return out;
 }
 
+// Elements that are wrong relative to the recorded input are not located.
+Divergence locate_local(const Recording& found, const TensorResult& t) {
+  Divergence out{.tensor = t, .layer = layer_index(t.key.name)};
+  const auto* const stored = found.find(t.key.kind, t.key.name);
+  if (!stored || !stored->contains(t.local->batch)) return out;
+  out.rank = std::max(0, found.owner(stored->at(t.local->batch), t.local->replica, 0, 0));
+  if (is_batched(t.key.kind)) out.microbatch = t.local->batch.second;
+  return out;
+}
+
 // Whether every wrong sequence is right up to a separator, the same token in each.
 void find_documents(const Comparison& c, const TensorResult& t, RecordedStep& seen) {
   std::map<std::pair<Batch, int64_t>, int64_t> firsts;
@@ -460,7 +470,8 @@ RecordedStep describe(const Recording& found, const RowMatch& match) {
 
 }  // namespace
 
-AuditResult compare(const Recording& found, const Recording& expected, const Repeats& repeats) {
+AuditResult compare(const Recording& found, const Recording& expected, const Repeats& repeats,
+                    const LocalErrors& local) {
   Comparison c(found, expected);
   if (!found.rows().empty() && !expected.rows().empty() && c.match().matched == 0)
     bad_input("{}: expected the tokens of {}, got others", found.what(), expected.what());
@@ -489,6 +500,7 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
                     missing.size(), *missing.begin()));
   set_tolerances(c, measures, out.tensors);
   judge(c, out.tensors);
+  for (TensorResult& t : out.tensors) add_local_error(local, 0, t);
   for (const TensorResult& t : out.tensors)
     if (t.key.kind == Kind::parameter) ++parameters, others += t.wrong && t.axis.empty() ? 1 : 0;
   if (parameters > 2 && static_cast<double>(others) > kOtherModel * static_cast<double>(parameters))
@@ -506,6 +518,10 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
   for (const TensorResult& t : out.tensors)
     if (t.key.kind == Kind::output) loss_tolerance = std::max(loss_tolerance, std::min(t.tolerance, 0.02));
   if (auto loss = compare_losses(found, expected, loss_tolerance, out.seen)) {
+    std::vector<double> value{0};
+    if (const auto* const stored = expected.find(Kind::loss, "loss"))
+      expected.read(stored->begin()->second, 0, {0, 1}, value);
+    add_local_error(local, value[0], *loss);
     const bool others_right = std::ranges::none_of(out.tensors, &TensorResult::wrong);
     if (loss->wrong && others_right)
       out.notes.push_back(fmt::format(
@@ -528,16 +544,20 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
     if (!t.wrong) continue;
     RecordedTensor& wrong =
         out.seen.wrong.emplace_back(RecordedTensor{.kind = std::string(to_string(t.key.kind)), .name = t.key.name});
-    wrong.distance = t.distance, wrong.tolerance = t.tolerance, wrong.axis = t.axis, wrong.ndim = t.ndim;
-    const double residual = std::abs(t.distance * t.distance - (t.factor - 1) * (t.factor - 1));
-    if (std::abs(t.factor - 1) > t.factor_tolerance &&
-        std::sqrt(residual) <= std::max(t.tolerance * std::abs(t.factor), 1e-4 * std::abs(t.factor - 1)))
-      wrong.factor = t.factor;
+    wrong.local = t.local && t.local->wrong;
+    const LocalError e =
+        wrong.local ? *t.local : LocalError{t.distance, t.tolerance, t.factor, t.factor_tolerance, true, false, {}, 0};
+    wrong.distance = e.distance, wrong.tolerance = e.tolerance, wrong.axis = t.axis, wrong.ndim = t.ndim;
+    const double residual = std::abs(e.distance * e.distance - (e.factor - 1) * (e.factor - 1));
+    if (std::abs(e.factor - 1) > e.factor_tolerance &&
+        std::sqrt(residual) <= std::max(e.tolerance * std::abs(e.factor), 1e-4 * std::abs(e.factor - 1)))
+      wrong.factor = e.factor;
     if (t.sum_factor != 0) wrong.sum_factor = t.sum_factor;
     if (out.first) continue;
-    out.first = locate(c, t, wrong);
+    out.first = t.only_local ? locate_local(found, t) : locate(c, t, wrong);
+    if (t.only_local) continue;
     wrong.elsewhere = t.key.kind == Kind::parameter && is_elsewhere(c, t);
-    if (t.key.kind == Kind::output && !found.rows().empty()) find_documents(c, t, out.seen);
+    if (t.key.kind == Kind::output && !wrong.factor && !found.rows().empty()) find_documents(c, t, out.seen);
   }
   out.seen.gaps = found.findings();
   out.causes = diagnose(out.seen);

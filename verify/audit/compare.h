@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "verify/audit/local.h"
 #include "verify/audit/recording.h"
 #include "verify/diagnosis/diagnosis.h"
 
@@ -34,6 +35,8 @@ struct TensorResult {
   double sum_factor = 0;                       // of the replicas' sum over that axis; 0: none
   double size = 0;                             // root mean square of the expected values
   bool shape_differs = false, padded = false;  // padded: only in more rows or columns of the vocabulary
+  std::optional<LocalError> local = {};
+  bool only_local = false;  // wrong, but not in the comparison with the reference
 };
 
 // Where the first divergence is.
@@ -61,7 +64,8 @@ struct AuditResult {
 using Repeats = std::vector<std::unique_ptr<Recording>>;
 
 // Throws InputError if the recordings have different tokens or parameters altogether.
-AuditResult compare(const Recording& found, const Recording& expected, const Repeats& repeats);
+AuditResult compare(const Recording& found, const Recording& expected, const Repeats& repeats,
+                    const LocalErrors& local = {});
 
 // Adds norm, clipped gradients and update to the tensors, and what they show to `result.seen`.
 void check_update(const Recording& found, const Recording& expected, AuditResult& result);

@@ -21,6 +21,7 @@
 #include "models/families.h"
 #include "models/hub_tensors.h"
 #include "parallel/comm/launch.h"
+#include "train/device.h"
 #include "train/trainer.h"
 
 namespace tessera::audit {
@@ -163,6 +164,10 @@ ReferenceRuns run_references(const Recording& found, const ReferenceModel& model
     out.repeats.push_back(run(wide, weights, "float64"));
   }
   out.repeats.push_back(run(job, moved(weights), "embeddings moved by one ulp"));
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    out.local = find_local_errors(found, job.model, weights, rank_arena(job.plan, world));
+  });
+  if (!out.local.errors.empty()) out.names.emplace_back("modules on recorded inputs");
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return out;
 }

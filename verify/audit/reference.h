@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "train/checkpoint/full_state.h"
+#include "verify/audit/local.h"
 #include "verify/audit/recording.h"
 
 namespace tessera::audit {
@@ -20,6 +21,7 @@ struct ReferenceRuns {
   std::filesystem::path reference;  // a dump
   std::vector<std::filesystem::path> repeats;
   std::vector<std::string> names;  // of all runs
+  LocalErrors local;
   double seconds = 0;
 };
 

@@ -89,6 +89,7 @@ struct RecordedTensor {
   bool some_data_ranks = false;  // only the rows of some data ranks are wrong
   int64_t first_token = -1;      // of the first wrong elements; -1: not of tokens
   bool elsewhere = false;        // the values are those of another slice of the expected tensor
+  bool local = false;            // wrong relative to the recorded input of the module
 };
 
 struct RecordedStep {

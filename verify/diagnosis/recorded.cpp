@@ -274,6 +274,8 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
        return f.first_is("grad") && !f.all_gradients() && f.factor() == 0 && f.first()->axis.empty() &&
               f.first()->of_parameter == 0 && !varies(f.step.weights) && !f.only(is_routed) && !f.only(is_tied);
      }},
+    {"module-factor", "a module multiplies its output, or the gradient of its input, by a constant",
+     [](const RecordedFacts& f) { return f.first() && f.first()->local && f.first()->factor && !f.first_is("loss"); }},
 });
 
 std::string evidence(const RecordedFacts& f) {
@@ -284,6 +286,7 @@ std::string evidence(const RecordedFacts& f) {
     std::string text =
         fmt::format("first: {} of {} differs by {:.3g}, tolerance {:.3g}", t->kind, t->name, t->distance, t->tolerance);
     if (t->factor) text += fmt::format(", all {:.4g} times the expected values", *t->factor);
+    if (t->local) text += ", computed from the recorded values of its neighbours";
     if (!t->axis.empty()) text += fmt::format("; replicas on {} differ", t->axis);
     if (t->sum_factor) text += fmt::format(", and their sum is {:.4g} times the expected values", *t->sum_factor);
     if (t->of_parameter != 0) text += fmt::format("; the difference is {:.4g} times the parameter", t->of_parameter);
