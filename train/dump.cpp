@@ -19,7 +19,6 @@
 
 #include "autograd/fusion.h"
 #include "base/error.h"
-#include "models/families.h"
 
 namespace tessera {
 
