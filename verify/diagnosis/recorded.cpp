@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,15 @@ namespace {
 constexpr double kNearFactor = 0.03;
 
 bool is_near(double x, double y) { return std::abs(x - y) <= kNearFactor * std::abs(y); }
+
+// Axes over which losses are means, and over which reductions average; preferred ones first.
+struct AveragedAxis {
+  std::string_view cause;
+  int64_t RecordedStep::*size;
+};
+constexpr auto kAveraged = std::to_array<AveragedAxis>({{"factor-dp", &RecordedStep::dp},
+                                                        {"factor-cp", &RecordedStep::cp},
+                                                        {"factor-microbatches", &RecordedStep::microbatches}});
 
 struct RecordedFacts {
   explicit RecordedFacts(const RecordedStep& r) : step(r) {
@@ -58,6 +68,37 @@ struct RecordedFacts {
     const double f = first_factor();
     return size > 1 && (is_near(f, static_cast<double>(size)) || is_near(f, 1.0 / static_cast<double>(size)));
   }
+  // The first set of averaged axes, as a bit mask, whose sizes have this product.
+  std::optional<unsigned> axes(double product) const {
+    for (unsigned set = 0; set < 1U << kAveraged.size(); ++set) {
+      double sizes = 1;
+      for (size_t i = 0; i < kAveraged.size(); ++i)
+        if ((set >> i & 1U) != 0) sizes *= static_cast<double>(step.*kAveraged.at(i).size);
+      if (is_near(sizes, product)) return set;
+    }
+    return {};
+  }
+  // Whether the factor of the gradients follows from this axis: the loss of a micro-batch is a mean over it, which
+  // output gradients show, and the reductions do not average over it, or the reverse. A factor of some gradients only
+  // is that of tensor ranks, because losses and data ranks are common to all parameters.
+  bool explains(std::string_view cause) const {
+    if (cause == "factor-tp") return !all_gradients();
+    const double loss = step.output_factor, excess = first_factor();
+    if (loss <= 0 || excess <= 0 || !main_is("grad")) return false;
+    const std::optional<unsigned> means = axes(loss), averages = axes(loss / excess);
+    if (!means || !averages) return false;
+    const unsigned left = excess > 1 ? *means & ~*averages : *averages & ~*means;
+    for (size_t i = 0; i < kAveraged.size(); ++i)
+      if ((left >> i & 1U) != 0 && kAveraged.at(i).cause == cause) return true;
+    return false;
+  }
+  // Wrong gradients of weights although the gradients of the outputs after them are right.
+  std::vector<const RecordedTensor*> downstream() const {
+    std::vector<const RecordedTensor*> out;
+    for (const RecordedTensor* const g : gradients)
+      if (g->downstream && g->ndim > 1) out.push_back(g);
+    return out;
+  }
   const RecordedStep& step;
   std::vector<const RecordedTensor*> gradients;
 };
@@ -68,7 +109,13 @@ bool is_routed(const RecordedTensor& t) {
   return is_expert(t) || has(t.name, "router") || has(t.name, ".gate.") || has(t.name, "moe");
 }
 bool is_router(const RecordedTensor& t) { return is_routed(t) && !is_expert(t); }
+bool is_column(const RecordedTensor& t) {
+  return std::ranges::any_of(
+      std::array{"q_proj", "k_proj", "v_proj", "qkv", "c_attn", "gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1"},
+      [&](const char* module) { return t.name.ends_with(module); });
+}
 bool is_head(const RecordedTensor& t) { return has(t.name, "lm_head"); }
+bool is_attention(const RecordedTensor& t) { return has(t.name, "attn") || has(t.name, "attention"); }
 bool is_norm_or_bias(const RecordedTensor& t) { return t.ndim <= 1; }
 bool is_tied(const RecordedTensor& t) {
   return has(t.name, "embed") || has(t.name, "wte") || has(t.name, "lm_head") || has(t.name, "tok");
@@ -126,6 +173,8 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      [](const RecordedFacts& f) { return !f.step.gaps.empty(); }},
     {"wrong-slice", "a rank has another rank's slice of a parameter",
      [](const RecordedFacts& f) { return f.first_is("parameter") && f.first()->elsewhere; }},
+    {"stale-parameters", "a rank has the values of a parameter from before the previous update: it was not gathered",
+     [](const RecordedFacts& f) { return f.first_is("parameter") && f.first()->of_update > 0; }},
     {"not-synchronized", "parameters of replicas differ before the step: they are not synchronized over the axis",
      [](const RecordedFacts& f) { return f.first_is("parameter") && !f.first()->axis.empty(); }},
     {"stale-parameters", "a rank has old values of a parameter",
@@ -145,15 +194,21 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
     {"wrong-positions", "tokens have wrong positions",
      [](const RecordedFacts& f) {
        if (!f.first_is("output")) return false;
-       // Tokens of the first context rank are right unless its positions are those of another partition.
-       if (f.step.cp > 1 && f.first()->first_token > 0 && f.first()->first_token < f.step.tokens_per_rank) return true;
-       return has(f.first()->name, "pos") || has(f.first()->name, "wpe") || has(f.first()->name, "rotary") ||
-              (f.step.cp > 1 && f.first()->first_token > 0 && f.first()->distance < 0.15);
+       const RecordedTensor& t = *f.first();
+       if (has(t.name, "pos") || has(t.name, "wpe") || has(t.name, "rotary")) return true;
+       // Positions of another partition begin at multiples of its chunks; inside of a chunk of the recording's
+       // partition, no mask of context ranks begins. Rotations by wrong positions change less than masks.
+       const int64_t chunk = f.step.sequence / (2 * f.step.cp), at = t.first_token;
+       return f.step.cp > 1 && f.step.chunk > 0 && at > 0 && chunk > 0 && at % chunk == 0 &&
+              (at % f.step.chunk != 0 || t.distance < 0.15);
      }},
-    {"wrong-mask", "attention has a wrong mask",
+    {"wrong-mask", "attention has a wrong mask, such as one that does not respect documents or windows",
      [](const RecordedFacts& f) {
-       if (!f.first_is("output")) return false;
-       return !f.first()->factor && f.first()->first_token > 0 && (f.step.cp > 1 || has(f.first()->name, "attn"));
+       if (!f.first_is("output") || f.first()->factor) return false;
+       const RecordedTensor& t = *f.first();
+       if (t.first_token > 0) return f.step.cp > 1 || is_attention(t);
+       // Without a causal mask only the last token is right.
+       return is_attention(t) && t.first_token == 0 && t.end_token == f.step.sequence - 1 && !t.same_shift;
      }},
     {"bias-added-per-rank", "every tensor rank adds the bias of a row-parallel layer",
      [](const RecordedFacts& f) { return f.first_is("output") && f.first()->same_shift && !f.first()->factor; }},
@@ -190,13 +245,21 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      }},
     {"router-gradient", "the gradient through the routing weights is missing, or has terms of other ranks' experts",
      [](const RecordedFacts& f) {
-       return f.first_is("output_grad") && !f.first()->factor && f.is_wrong("grad", is_router) &&
-              f.first()->axis.empty();
+       const auto weights = f.downstream();
+       return f.first_is("output_grad") && !f.first()->factor && f.first()->axis.empty() && !weights.empty() &&
+              std::ranges::all_of(weights, [](const RecordedTensor* g) { return is_router(*g); });
      }},
-    {"input-gradient-not-summed", "the input gradient of a column-parallel layer is not reduced over the tensor axis",
+    {"wrong-slice", "the backward pass of a row-parallel layer computes with slices that do not belong together",
      [](const RecordedFacts& f) {
-       const bool sharded = f.step.tp > 1 || f.step.ep > 1;
-       return f.first_on("output_grad", "tp") || (f.first_is("output_grad") && !f.first()->factor && sharded);
+       return f.step.tp > 1 && f.first_is("output_grad") && !f.first()->factor && f.first()->axis.empty() &&
+              (!f.downstream().empty() || is_column(*f.first()));
+     }},
+    {"input-gradient-not-summed",
+     "the input gradient of a column-parallel layer or of experts is not reduced over the tensor or expert axis",
+     [](const RecordedFacts& f) {
+       if (f.first_on("output_grad", "tp")) return true;
+       return f.first_is("output_grad") && !f.first()->factor && f.downstream().empty() &&
+              (f.step.tp > 1 || f.step.ep > 1);
      }},
     {"loss-scale", "gradients are not divided by the loss scale, or are clipped before they are",
      [](const RecordedFacts& f) {
@@ -225,7 +288,7 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      [](const RecordedFacts& f) { return f.main_is("grad") && f.only(is_routed) && f.factor() == 0; }},
     {"factor-ep", "gradients of experts are multiplied or divided by the size of the expert-parallel group",
      [](const RecordedFacts& f) {
-       return f.main_is("grad") && f.only(is_routed) && f.is_factor(std::max(f.step.ep, f.step.dp));
+       return f.main_is("grad") && f.only(is_routed) && (f.is_factor(f.step.ep) || f.is_factor(f.step.dp));
      }},
     {"not-synchronized", "gradients are not reduced over the axis",
      [](const RecordedFacts& f) { return f.main_is("grad") && !f.gradients[0]->axis.empty(); }},
@@ -237,14 +300,10 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      [](const RecordedFacts& f) { return f.main_is("grad") && has_zero_weight(f.step); }},
     {"mean-of-means", "means over micro-batches or ranks with different numbers of targets are averaged",
      [](const RecordedFacts& f) { return f.main_is("grad") && means_of_means(f.step); }},
-    {"factor-microbatches", "gradients are multiplied or divided by the number of micro-batches once too often",
-     [](const RecordedFacts& f) { return f.step.microbatches != f.step.dp && f.is_factor(f.step.microbatches); }},
-    {"factor-tp", "gradients are multiplied or divided by the size of the tensor axis once too often",
-     [](const RecordedFacts& f) { return !f.all_gradients() && f.is_factor(f.step.tp); }},
-    {"factor-cp", "gradients are multiplied or divided by the size of the context axis once too often",
-     [](const RecordedFacts& f) { return f.step.cp != f.step.dp && f.is_factor(f.step.cp); }},
     {"factor-dp", "gradients are multiplied or divided by the number of data ranks once too often",
      [](const RecordedFacts& f) { return f.is_factor(f.step.dp) && (f.all_gradients() || f.step.dp > 2); }},
+    {"factor-cp", "gradients are multiplied or divided by the size of the context axis once too often",
+     [](const RecordedFacts& f) { return f.is_factor(f.step.cp); }},
     {"factor-microbatches", "gradients are multiplied or divided by the number of micro-batches once too often",
      [](const RecordedFacts& f) { return f.is_factor(f.step.microbatches); }},
     {"factor-tp", "gradients are multiplied or divided by the size of the tensor axis once too often",
@@ -286,6 +345,8 @@ std::string evidence(const RecordedFacts& f) {
     if (t->factor) text += fmt::format(", all {:.4g} times the expected values", *t->factor);
     if (!t->axis.empty()) text += fmt::format("; replicas on {} differ", t->axis);
     if (t->sum_factor) text += fmt::format(", and their sum is {:.4g} times the expected values", *t->sum_factor);
+    if (t->of_update != 0)
+      text += fmt::format("; the difference is {:.3g} times the direction of the previous update", t->of_update);
     if (t->of_parameter != 0) text += fmt::format("; the difference is {:.4g} times the parameter", t->of_parameter);
     if (t->same_shift) text += "; all tokens differ by the same vector";
     if (t->some_samples) text += "; only some sequences are wrong";
@@ -293,6 +354,17 @@ std::string evidence(const RecordedFacts& f) {
     add(text);
   }
   if (!f.gradients.empty()) add(fmt::format("{} of {} parameter gradients are wrong", f.gradients.size(), s.gradients));
+  if (s.output_factor > 0 && f.factor() > 0 && f.main_is("grad"))
+    add(fmt::format(
+        "output gradients are {:.4g} times those of the mean over all tokens, and the reductions divide them by {:.4g}",
+        s.output_factor, s.output_factor / f.factor()));
+  if (f.main_is("output_grad") && f.first_is("output_grad")) {
+    const auto weights = f.downstream();
+    add(weights.empty() ? "gradients of the weights after it are right"
+                        : fmt::format("gradients of {} weights after it are wrong, such as {}", weights.size(),
+                                      weights.front()->name));
+  }
+  if (s.same_masks) add("ranks or micro-batches with different tokens drop the same elements");
   if (varies(s.weights))
     add(fmt::format("coefficients of the micro-batches in the gradients: {:.3g}; their targets: {}",
                     fmt::join(s.weights, ", "), fmt::join(s.targets, ", ")));
@@ -325,6 +397,10 @@ std::vector<Diagnosis> diagnose(const RecordedStep& step) {
   for (const RecordedRule& rule : kRecordedRules)
     if (rule.fits(facts) && std::ranges::find(out, rule.cause, &Diagnosis::cause) == out.end())
       out.push_back({rule.cause, rule.text, evidence(facts)});
+  // Of factors of the same size, those that the loss and the reductions explain come first.
+  const auto is_axis = [](const Diagnosis& d) { return d.cause.starts_with("factor-"); };
+  const auto begin = std::ranges::find_if(out, is_axis), end = std::find_if_not(begin, out.end(), is_axis);
+  std::stable_partition(begin, end, [&](const Diagnosis& d) { return facts.explains(d.cause); });
   if (out.empty()) out.push_back({"unknown", "no rule matches", evidence(facts)});
   return out;
 }
