@@ -5,21 +5,28 @@
 Each script of bugs/ records a training step with and without `--fixed`, next to a one-process reference. Its first
 comment states what is wrong (`cause:`) and which cause the audit must name first (`expected:`). The table has one line
 per recording: script, bug or twin, verdict, first cause, and whether it is the expected one. The exit status is 1 if a
-verdict or a cause is wrong, and 77 (skipped) without torch.
+verdict or a cause is wrong, and 77 (skipped) without torch. This process imports torch once, and each script runs in a
+fork of it: importing torch takes longer than a script.
 """
 import argparse
+import importlib
 import json
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+import traceback
 from pathlib import Path
 
 BUGS = Path(__file__).resolve().parent / "bugs"
 SHARED = {"common", "llama"}
 EXPECTED = {"bug": "diverges", "twin": "correct"}
+TIMEOUT = 120  # seconds of one script
 
 
 def header(path):
@@ -52,14 +59,49 @@ def audit(tessera, out):
             "first": where}
 
 
-def run(tessera, python, path, twin, directory):
+def forked(path, arguments, log):
+    """Runs a script in a fork of this process; its output goes to the file `log`. Returns the error, or None.
+
+    The fork leads a process group, so that the ranks that it has started end with it.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.argv = [str(path), *arguments]
+            runpy.run_path(str(path), run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    limit, ended, status = time.monotonic() + TIMEOUT, 0, 0
+    while not ended and time.monotonic() < limit:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.0 if ended else 0.01)
+    if not ended:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return f"{Path(log).read_text()}no end after {TIMEOUT} s"
+    return (Path(log).read_text().strip() or f"status {status}") if status else None
+
+
+def run(tessera, path, twin, directory):
     out = Path(directory) / path.stem / ("twin" if twin else "bug")
     if (out / "recording").is_dir() and (out / "reference").is_dir():
         return audit(tessera, out)
-    done = subprocess.run([python, str(path), str(out), *["--fixed"] * twin], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    if done.returncode:
-        return {"verdict": "script failed", "cause": "", "text": (done.stderr.strip().splitlines() or [""])[-1]}
+    out.mkdir(parents=True, exist_ok=True)
+    if error := forked(path, [str(out), *["--fixed"] * twin], out / "log.txt"):
+        return {"verdict": "script failed", "cause": "", "text": error.splitlines()[-1], "output": error}
     return audit(tessera, out)
 
 
@@ -74,7 +116,7 @@ def rows(options, directory):
             print(f"{name:32} skipped: expected torch {'.'.join(map(str, about['torch']))} or newer")
             continue
         for kind in ("bug", "twin"):
-            answer = run(options.tessera, options.python, path, kind == "twin", directory)
+            answer = run(options.tessera, path, kind == "twin", directory)
             right = answer["verdict"] == EXPECTED[kind] and (kind == "twin" or answer["cause"] in about["expected"])
             yield {**about, "script": name, "kind": kind, **answer, "right": right}
 
@@ -102,6 +144,19 @@ def summary(table):
     return "; ".join(parts)
 
 
+def load_torch():
+    """Imports what the scripts import, with one thread, because threads do not survive a fork; False without torch."""
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    sys.path[:0] = [str(BUGS), str(BUGS.parents[2] / "python")]
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        return False
+    for name in sorted(SHARED):
+        importlib.import_module(name)
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tessera")
@@ -113,12 +168,12 @@ def main():
                         help="directory of the recordings, which a later call audits again; default: a temporary one")
     parser.add_argument("--table", metavar="FILE", help="also write the table as Markdown")
     options = parser.parse_args()
-    version = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
-                             text=True, check=False)
-    if version.returncode:
+    if Path(options.python).absolute() != Path(sys.executable).absolute():
+        os.execv(options.python, [options.python, *sys.argv, "--python", options.python])
+    if not load_torch():
         print(f"skipped: {options.python} has no torch")
         return 77
-    options.torch = tuple(map(int, version.stdout.split(".")[:2]))
+    options.torch = tuple(map(int, sys.modules["torch"].__version__.split(".")[:2]))
     table = []
     with tempfile.TemporaryDirectory() as directory:
         for row in rows(options, options.keep or directory):
@@ -128,6 +183,8 @@ def main():
                 print(textwrap.indent(textwrap.fill(f"answer: {row['text']}", 112), "    "))
                 print(f"    expected: {' or '.join(row['expected'])}")
                 print(textwrap.indent(textwrap.fill(f"stated: {row['stated']}", 112), "    "), flush=True)
+            if "output" in row:
+                print(textwrap.indent(row["output"], "    "), flush=True)
     print(summary(table))
     if options.table:
         Path(options.table).write_text(markdown(table))
