@@ -112,6 +112,7 @@ TEST(RecordedStep, FactorsOfSomeGradientsAreThoseOfTheirGroup) {
       {"factor-tp", step({vector(times(2, grad("model.norm.weight")))}, {.dp = 2, .tp = 2})},
       {"factor-tp", step({vector(times(0.25, grad("model.layers.7.input_layernorm.weight")))}, {.dp = 4, .tp = 4})},
       {"factor-tp", step({times(8, grad("lm_head.weight"))}, {.tp = 8})},
+      {"factor-tp", step({times(4, wrong("output_grad", "model.layers.2"))}, {.tp = 4})},
       {"factor-dp", scaled(4, 4, {.dp = 4, .tp = 4})},
       {"factor-ep", step({times(2, grad(expert))}, {.dp = 2, .ep = 2})},
       {"factor-ep", step({times(0.25, grad("model.layers.5.mlp.experts.7.up_proj.weight"))}, {.dp = 8, .ep = 4})},
