@@ -5,10 +5,10 @@
 
 script:N records a random combination of data, tensor, context and pipeline parallelism of tests/audit/correct.py, of at
 most 8 ranks, and audits it under Tessera's one-rank run, some also under a one-process recording of torch. plan:N dumps
-a step of a random plan of `tessera train` from an exported model, and audits it under the model and, if it is the first
-step, the dump of one rank. References start from the recorded weights, so later steps are audited under the model only.
-Violations are printed with the rows beyond their tolerance; --only repeats one. The exit status is 1 after a false
-alarm, and 77 (skipped) without torch, for which TESSERA_PYTHON selects an interpreter.
+a step of a random plan of `tessera train`, and audits it under the exported model from which it began and, if it is the
+first step, under the dump of one rank. References start from the recorded weights, so later steps are audited under the
+model only. Violations are printed with the rows beyond their tolerance; --only repeats one. The exit status is 1 after
+a false alarm, and 77 (skipped) without torch, for which TESSERA_PYTHON selects an interpreter.
 """
 import argparse
 import json
@@ -29,6 +29,11 @@ from forks import Fork, import_torch  # noqa: E402
 
 TIMEOUT = 240  # seconds of one combination, on a busy machine
 ROWS = 6  # rows beyond their tolerance that are printed
+
+
+KNOWN = [  # settings of false alarms, which were due to tolerances of tied heads and of updates in bf16
+    {"pp": 2, "microbatches": 2, "dtype": "bf16", "tied": True},
+    {"dp": 2, "microbatches": 2, "batch": 4, "dtype": "bf16", "kv_heads": 1, "step": 3, "seed": 58555}]
 
 
 def draw_script(rng):
@@ -57,9 +62,16 @@ def draw_script(rng):
 
 
 def run_script(program, rng, out):
+    record_and_audit(program, out, *draw_script(rng))
+
+
+def run_known(program, rng, out):
+    record_and_audit(program, out, KNOWN[int(out.name.rpartition("-")[2])])
+
+
+def record_and_audit(program, out, settings, repeats=0, against_torch=False):
     from correct import run
 
-    settings, repeats, against_torch = draw_script(rng)
     told = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
     print(json.dumps({"told": f"{told} repeats={repeats}"}), flush=True)
     run(out, repeats, **settings)
@@ -116,16 +128,21 @@ OF_STEP = ["batch", "clip", "optimizer", "dtype", "context", "balance-loss", "z-
 
 def run_plan(program, rng, out):
     model, plan = draw_plan(rng)
-    step, seed = rng.choice([1, 1, 2, 3]), str(rng.randrange(1 << 16))
+    seed, fresh = str(rng.randrange(1 << 16)), rng.random() < 0.3
+    step = 1 if fresh else rng.choice([1, 1, 2, 3])
     out.mkdir(parents=True)
     batch = {name: model.pop(name) for name in OF_STEP if name in model}
     common = [*arguments(batch), "--no-eval", "--threads-per-rank", "1", "--seed", seed, "--warmup", "1"]
-    step_of = [*common, "--init", "base", "--steps", str(step), "--dump", str(step), "--no-save"]
+    initial = arguments(model) if fresh else ["--init", "base"]
+    step_of = [*common, *initial, "--steps", str(step), "--dump", str(step), "--no-save"]
     print(json.dumps({"told": " ".join([*arguments(model), *step_of, *arguments(plan)])}), flush=True)
-    tessera(program, "train", *common, *arguments(model), "--ranks", "1", "--steps", "2", "--out", "base", cwd=out)
-    tessera(program, "checkpoint", "export", "base", "--out", "model", cwd=out)
+    references = []
+    if not fresh:
+        base = [*common, *arguments(model), "--ranks", "1", "--steps", "2", "--out", "base"]
+        tessera(program, "train", *base, cwd=out)
+        tessera(program, "checkpoint", "export", "base", "--out", "model", cwd=out)
+        references.append(out / "model")
     tessera(program, "train", *step_of, *arguments(plan), "--out", "plan", cwd=out)
-    references = [out / "model"]
     if step == 1:
         tessera(program, "train", *step_of, "--ranks", "1", "--out", "alone", cwd=out)
         references.append(out / "alone" / "dump_1.safetensors")
@@ -152,7 +169,7 @@ def audit(program, recording, reference):
                     "undecided": len(answer["undecided"]), "of": len(rows), "measured": answer["tolerance"]}
 
 
-KINDS = {"script": run_script, "plan": run_plan}
+KINDS = {"known": run_known, "script": run_script, "plan": run_plan}
 
 
 def judge(what, error, log, found, worst):
@@ -189,7 +206,8 @@ def main():
         print(f"skipped: {sys.executable} has no torch")
         return 77
     program, start, bad = os.path.realpath(o.program), time.monotonic(), 0
-    waiting = [o.only] if o.only else [f"script:{n}" for n in range(o.scripts)] + [f"plan:{n}" for n in range(o.plans)]
+    counts = {"known": len(KNOWN), "script": o.scripts, "plan": o.plans}
+    waiting = [o.only] if o.only else [f"{kind}:{n}" for kind, count in counts.items() for n in range(count)]
     done, running, found, worst = len(waiting), {}, Counter(), {}
     with tempfile.TemporaryDirectory(prefix="tessera-audit-") as home:
         directory = Path(o.keep or (tempfile.mkdtemp(prefix="tessera-audit-") if o.only else home)).absolute()
