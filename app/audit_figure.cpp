@@ -56,14 +56,14 @@ Place place(const std::string& name) {
   Place out{"", audit::layer_index(name)};
   if (out.layer < 0) return {name, -1};
   std::istringstream parts(name);
-  int64_t numbers = 0;
-  for (std::string part; std::getline(parts, part, '.');) {
+  bool passed = false;  // the layer's number
+  for (std::string part, before; std::getline(parts, part, '.'); before = part) {
     const bool digits = part.find_first_not_of("0123456789") == std::string::npos;
-    if (digits && ++numbers == 1) {
-      out.row.clear();
+    if (digits && !passed) {
+      passed = true, out.row.clear();
       continue;
     }
-    out.row += (out.row.empty() ? "" : ".") + (digits ? "*" : part);
+    out.row += (out.row.empty() ? "" : ".") + (digits && before.find("expert") != std::string::npos ? "*" : part);
   }
   if (out.row.empty()) out.row = "layer";
   return out;
