@@ -118,7 +118,7 @@ Matrix make_matrix(const AuditResult& r, Kind kind) {
 }
 
 struct Columns {
-  double left = 0, width = 0, cell = 0;  // of the names; of the picture; of a layer
+  double left = 0, width = 0, cell = 0;  // of the names; of the figure; of a layer
   int64_t first = 0, count = 0;          // first: -1 if there are tensors outside of the layers
 };
 
