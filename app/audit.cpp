@@ -85,7 +85,6 @@ int run(const AuditOptions& o) {
     if (is_hub_folder(expected)) {
       const Pretrained model = open_pretrained(expected);
       directory.emplace(temporary_directory() / "tessera_audit");
-      fs::create_directories(directory->path());
       const audit::ReferenceRuns runs = audit::run_references(found, {model.config, model.tensors}, directory->path());
       reference.emplace(runs.reference, expected);
       for (const fs::path& repeat : runs.repeats) repeats.push_back(std::make_unique<Recording>(repeat));

@@ -2,6 +2,9 @@
 import importlib.util
 import json
 import os
+import re
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -58,6 +61,33 @@ def test_audit_finds_every_hidden_fault(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         find_the_fault.main()
     assert caught.value.code == 2 and "CAUSE: expected one of factor-microbatches" in capsys.readouterr().err
+
+
+def test_example_of_audit_page(tmp_path, monkeypatch):
+    if not importlib.util.find_spec("torch"):
+        pytest.skip(f"{sys.executable} has no torch")
+    monkeypatch.chdir(tmp_path)
+    page = (DIRECTORY.parent / "audit.md").read_text(encoding="utf-8")
+    text = page.split("```python\n# train.py\n")[1].split("```")[0]
+    printed = page.split("--html audit.html\n```\n```\n")[1].split("```")[0]
+    Path("train.py").write_text(text, encoding="utf-8")
+    Path("repaired.py").write_text(text.replace("targets.flatten())", "targets.flatten()) / len(micro_batches)"),
+                                   encoding="utf-8")
+    for script, ranks, out in (("train", 2, "recording"), ("train", 1, "reference"), ("repaired", 2, "right")):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # as torchrun does
+        started = [subprocess.Popen([sys.executable, f"{script}.py", out],
+                                    env=os.environ | variables | {"RANK": str(rank)}) for rank in range(ranks)]
+        assert [process.wait(100) for process in started] == [0] * ranks
+    assert tessera.audit("right", "reference")
+    found = subprocess.run([os.environ["TESSERA"], "audit", "recording", "reference"], capture_output=True,
+                           encoding="utf-8", check=False).stdout
+    numbers = re.compile(r"[-+.\de]*\d")  # rounding differs between versions of torch
+    assert numbers.sub("#", found).split() == numbers.sub("#", printed).split()
+    for fact in ("factor 3\n", "(factor-microbatches)", "grad                  5      5          0"):
+        assert fact in found and fact in printed
 
 
 # The statements that the text of each notebook makes about the output of its cells.
