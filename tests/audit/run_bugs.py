@@ -9,19 +9,17 @@ verdict or a cause is wrong, and 77 (skipped) without torch. This process import
 fork of it: importing torch takes longer than a script.
 """
 import argparse
-import importlib
 import json
 import os
 import re
 import runpy
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-import traceback
 from pathlib import Path
+
+from forks import Fork, import_torch
 
 BUGS = Path(__file__).resolve().parent / "bugs"
 SHARED = {"common", "llama"}
@@ -59,48 +57,16 @@ def audit(tessera, out):
             "first": where}
 
 
-def forked(path, arguments, log):
-    """Runs a script in a fork of this process; its output goes to the file `log`. Returns the error, or None.
-
-    The fork leads a process group, so that the ranks that it has started end with it.
-    """
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            os.setpgid(0, 0)
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            sys.argv = [str(path), *arguments]
-            runpy.run_path(str(path), run_name="__main__")
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    limit, ended, status = time.monotonic() + TIMEOUT, 0, 0
-    while not ended and time.monotonic() < limit:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        time.sleep(0.0 if ended else 0.01)
-    if not ended:
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return f"{Path(log).read_text()}no end after {TIMEOUT} s"
-    return (Path(log).read_text().strip() or f"status {status}") if status else None
-
-
 def run(tessera, path, twin, directory):
     out = Path(directory) / path.stem / ("twin" if twin else "bug")
     if (out / "recording").is_dir() and (out / "reference").is_dir():
         return audit(tessera, out)
     out.mkdir(parents=True, exist_ok=True)
-    if error := forked(path, [str(out), *["--fixed"] * twin], out / "log.txt"):
+    def script():
+        sys.argv = [str(path), str(out), *["--fixed"] * twin]
+        runpy.run_path(str(path), run_name="__main__")
+
+    if error := Fork(script, out / "log.txt", TIMEOUT).error():
         return {"verdict": "script failed", "cause": "", "text": error.splitlines()[-1], "output": error}
     return audit(tessera, out)
 
@@ -144,19 +110,6 @@ def summary(table):
     return "; ".join(parts)
 
 
-def load_torch():
-    """Imports what the scripts import, with one thread, because threads do not survive a fork; False without torch."""
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    sys.path[:0] = [str(BUGS), str(BUGS.parents[2] / "python")]
-    try:
-        importlib.import_module("torch")
-    except ImportError:
-        return False
-    for name in sorted(SHARED):
-        importlib.import_module(name)
-    return True
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tessera")
@@ -170,7 +123,8 @@ def main():
     options = parser.parse_args()
     if Path(options.python).absolute() != Path(sys.executable).absolute():
         os.execv(options.python, [options.python, *sys.argv, "--python", options.python])
-    if not load_torch():
+    sys.path[:0] = [str(BUGS), str(BUGS.parents[2] / "python")]
+    if not import_torch(*sorted(SHARED)):
         print(f"skipped: {options.python} has no torch")
         return 77
     options.torch = tuple(map(int, sys.modules["torch"].__version__.split(".")[:2]))

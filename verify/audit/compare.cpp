@@ -143,21 +143,29 @@ void set_tolerances(const Comparison& c, const std::vector<Comparison>& repeats,
   for (const TensorResult& t : all) layers = std::max(layers, layer_index(t.key.name) + 1);
   const double eps = std::max(c.found_.epsilon(), c.expected_.epsilon());
   const bool narrow = eps > 1e-4;
+  double trained = 0;  // tokens; the rounding errors of a token's values are correlated
+  for (const TokenRow& row : c.found_.rows())
+    trained += static_cast<double>(std::ranges::count_if(row.targets, [](int64_t target) { return target >= 0; }));
   for (TensorResult& t : all) {
-    const double steps = eps * std::sqrt(depth(c, t.key, layers));
+    Key key = t.key;  // in the reference, where a tied head is the table
+    if (!c.expected_.tensors().contains(key))
+      for (const auto& [other, tensors] : c.expected_.tensors())
+        if (&tensors == c.counterpart(t.key)) key = other;
+    const double steps = eps * std::sqrt(depth(c, key, layers));
     t.tolerance = t.key.kind == Kind::parameter ? 4 * eps : (narrow ? 4 : 64) * steps;
     double factor = 0;
     if (!repeats.empty() && t.key.kind != Kind::parameter) {
       t.tolerance = (narrow ? 1 : 8) * steps;
       for (const Comparison& repeat : repeats)
-        if (repeat.found_.tensors().contains(t.key) && repeat.counterpart(t.key)) {
-          const TensorResult measured = repeat.compare(t.key);
+        if (repeat.found_.tensors().contains(key) && repeat.counterpart(key)) {
+          const TensorResult measured = repeat.compare(key);
           t.tolerance = std::max(t.tolerance, kMargin * measured.distance);
           factor = std::max(factor, kMargin * std::abs(measured.factor - 1));
         }
     }
-    const double noise = kMargin * t.tolerance / std::sqrt(static_cast<double>(std::max<int64_t>(1, t.elements)));
-    t.factor_tolerance = std::max(factor, noise) + eps * (narrow ? 1.0 / 64 : 8);
+    const double noise = kMargin / std::sqrt(static_cast<double>(std::max<int64_t>(1, t.elements)));
+    const double of_tokens = t.key.kind != Kind::parameter && trained > 0 ? 1 / std::sqrt(trained) : 0;
+    t.factor_tolerance = std::max(factor, t.tolerance * std::max(noise, of_tokens)) + eps * (narrow ? 1.0 / 64 : 8);
   }
 }
 
