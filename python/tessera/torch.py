@@ -50,6 +50,10 @@ def _random_state() -> list[Any]:
     return [torch.get_rng_state().tolist(), torch.cuda.is_initialized() and torch.cuda.get_rng_state().tolist()]
 
 
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
 def _bytes(matrix: Any) -> Any:
     return local(matrix).cpu().contiguous().view(torch.uint8).numpy()
 
@@ -205,7 +209,7 @@ class Recording:
             return
         again, inside = self._passes > 0, id(root) in self._open
         microbatch = self._current if again else self._calls[id(root)] - 1 if inside else self._calls[name]
-        ids, place = given[0] if given and isinstance(given[0], torch.Tensor) else output, local
+        ids, place = given[0] if given and isinstance(given[0], torch.Tensor) else output, _same
         if name.endswith(recording.ROUTERS):
             self._routed[name.rpartition(".")[0]] = ids.reshape(-1, ids.shape[-1])
         elif depth == recording.EXPERT and (place := self._placement(name, ids, microbatch)) is None:
@@ -215,7 +219,7 @@ class Recording:
         self._calls[name, microbatch, again] += 1
         suffix = f":{number}" if number else ""
         if again:
-            second = place(output).cpu().double().reshape(-1)
+            second = local(place(output)).cpu().double().reshape(-1)
             first = self._tensors.get(self._keys.get((name, microbatch, suffix), ""), second).double().reshape(-1)
             if not torch.equal(first, second):
                 self._info["recomputed"].append({"name": self._published(name), "microbatch": microbatch,
