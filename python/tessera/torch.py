@@ -57,9 +57,10 @@ def _random_state() -> list[Any]:
 class Recording:
     """A context manager that records the training step within it and writes the file of this rank at its end.
 
-    model: a module, or the list of a rank's pipeline stages. optimizer: one, or a list of them.
+    model: a module, or the list of a rank's pipeline stages (if names repeat: "INDEX.NAME"). optimizer: one, or a list.
     step: number of the step, from 1. axes: {"tp": (coordinate, size), ...}; default: those of DDP, FSDP2 and DTensor.
-    layout: layout(name, kind, tensor) returns the Slice of a tensor of hand-written parallelism, or None.
+    layout: layout(name, kind, tensor) returns the Slice of a tensor of hand-written parallelism, a list of Slices of
+    a fused tensor, or None.
     names: TOML file that maps names to published ones, as in "blocks.{i}.attn" = "model.layers.{i}.self_attn".
     detail: "blocks" (embedding, blocks, their branches, final norm, head) or "modules" (every module).
     repeat: k writes to DIRECTORY/repeat_k: the same step again, for example in float64, to measure tolerances.
@@ -67,8 +68,9 @@ class Recording:
     """
 
     def __init__(self, model: Any, directory: Any, *, optimizer: Any = None, step: int = 1,
-                 axes: dict[str, Any] | None = None, layout: Callable[[str, str, Any], Slice | None] | None = None,
-                 names: Any = None, detail: str = "blocks", repeat: int | None = None) -> None:
+                 axes: dict[str, Any] | None = None,
+                 layout: Callable[[str, str, Any], Slice | list[Slice] | None] | None = None, names: Any = None,
+                 detail: str = "blocks", repeat: int | None = None) -> None:
         if detail not in ("blocks", "modules"):
             raise ValueError(f"detail: expected 'blocks' or 'modules', got {detail!r}")
         self._directory = Path(directory) / (f"repeat_{repeat}" if repeat is not None else "")
@@ -76,6 +78,7 @@ class Recording:
         self._layout, self._published = layout, recording.NameMap(names)
         self._tensors, self._entries, self._order = (dict[str, Any]() for _ in range(3))  # by key, by key, by name
         self._keys: dict[tuple[str, int, str], str] = {}  # (name, micro-batch, suffix) -> key
+        self._slices: dict[str, list[str]] = {}  # published names of a parameter: several if `layout` divides it
         self._rows, self._counted, self._open = (dict[Any, Any]() for _ in range(3))
         # by micro-batch: (b, T); tokens and reduction of the loss. By root in its forward call: whether with gradients
         self._calls: Counter[Any] = Counter()
@@ -85,7 +88,7 @@ class Recording:
         self._split, self._scaler, self._loss_scale, self._random = False, None, 1.0, [0]
         world: Any = torch.distributed if torch.distributed.is_available() else None
         self._world = (world.get_rank(), world.get_world_size()) if world and world.is_initialized() else (0, 1)
-        modules = [(*entry, root) for root in self._roots for entry in recording.modules(root)]
+        modules = recording.stages(self._roots)
         self._recorded = [(name, module, root) for name, module, depth, root in modules
                           if recording.is_recorded(name, module, depth, detail)]
         named = [(f"{name}.{key}".lstrip("."), parameter) for name, module, *_ in modules
@@ -158,9 +161,15 @@ class Recording:
                 "tensors": json.dumps(self._entries)})
 
     def _add(self, name: str, kind: str, tensor: Any, microbatch: int | None = None, suffix: str = "") -> str:
-        """Copies a tensor; returns its key."""
+        """Copies a tensor; returns its (last) key."""
         where = self._layout(name, kind, tensor) if self._layout and kind not in ("loss", "norm", "lr") else None
         where = where or (recording.dtensor_slice(tensor) if recording.is_dtensor(tensor) else Slice(tensor.shape))
+        keys = [self._add_slice(name, kind, tensor, one, microbatch, suffix) for one in _listed(where)]
+        if kind == "parameter":
+            self._slices[name] = keys
+        return keys[-1]
+
+    def _add_slice(self, name: str, kind: str, tensor: Any, where: Slice, microbatch: int | None, suffix: str) -> str:
         values, rows = local(tensor if where.tensor is None else where.tensor), self._rows.get(microbatch)
         shape = list(where.shape)
         if where.index is None and kind.startswith("output") and rows and shape[:-1] == [rows[0] * rows[1]]:
@@ -302,7 +311,7 @@ class Recording:
             settings = {key: float(value) if isinstance(value, torch.Tensor) else value
                         for key, value in group.items() if key != "params"}
             names = {self._names[id(p)]: p for p in group["params"] if id(p) in self._names}
-            about["groups"].append(settings | {"parameters": [self._published(name) for name in names]})
+            about["groups"].append(settings | {"parameters": [one for name in names for one in self._slices[name]]})
             for name, parameter in names.items():
                 state = optimizer.state.get(parameter, {})
                 about["step"] = max(about["step"], int(state.get("step", 0)))
