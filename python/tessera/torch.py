@@ -162,15 +162,20 @@ class Recording:
 
     def _add(self, name: str, kind: str, tensor: Any, microbatch: int | None = None, suffix: str = "") -> str:
         """Copies a tensor; returns its (last) key."""
-        where = self._layout(name, kind, tensor) if self._layout and kind not in ("loss", "norm", "lr") else None
-        where = where or (recording.dtensor_slice(tensor) if recording.is_dtensor(tensor) else Slice(tensor.shape))
-        keys = [self._add_slice(name, kind, tensor, one, microbatch, suffix) for one in _listed(where)]
+        keys = [self._add_slice(name, kind, where, values, microbatch, suffix)
+                for where, values in self._placed(name, kind, tensor)]
         if kind == "parameter":
             self._slices[name] = keys
         return keys[-1]
 
-    def _add_slice(self, name: str, kind: str, tensor: Any, where: Slice, microbatch: int | None, suffix: str) -> str:
-        values, rows = local(tensor if where.tensor is None else where.tensor), self._rows.get(microbatch)
+    def _placed(self, name: str, kind: str, tensor: Any) -> list[tuple[Slice, Any]]:
+        """The slices of a tensor and their values."""
+        where = self._layout(name, kind, tensor) if self._layout and kind not in ("loss", "norm", "lr") else None
+        where = where or (recording.dtensor_slice(tensor) if recording.is_dtensor(tensor) else Slice(tensor.shape))
+        return [(one, local(tensor if one.tensor is None else one.tensor)) for one in _listed(where)]
+
+    def _add_slice(self, name: str, kind: str, where: Slice, values: Any, microbatch: int | None, suffix: str) -> str:
+        rows = self._rows.get(microbatch)
         shape = list(where.shape)
         if where.index is None and kind.startswith("output") and rows and shape[:-1] == [rows[0] * rows[1]]:
             values, shape = values.reshape(*rows, -1), [*rows, shape[-1]]
@@ -217,7 +222,7 @@ class Recording:
         self._calls[name, microbatch, again] += 1
         suffix = f":{number}" if number else ""
         if again:
-            second = local(output).cpu().double().reshape(-1)
+            second = self._placed(name, "output", output)[-1][1].cpu().double().reshape(-1)
             first = self._tensors.get(self._keys.get((name, microbatch, suffix), ""), second).double().reshape(-1)
             if not torch.equal(first, second):
                 self._info["recomputed"].append({"name": self._published(name), "microbatch": microbatch,
@@ -243,7 +248,8 @@ class Recording:
         if key is None:
             self._keys[name, microbatch, suffix] = self._add(name, "output_grad", grad, microbatch, suffix)
         elif not self._split:
-            self._tensors[key] += local(grad).cpu().reshape(self._tensors[key].shape)
+            values = self._placed(name, "output_grad", grad)[-1][1]
+            self._tensors[key] += values.cpu().reshape(self._tensors[key].shape)
 
     def _backward(self, original: Any, tensors: Any, *given: Any, **more: Any) -> Any:
         if not self._passes:
