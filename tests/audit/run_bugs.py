@@ -4,21 +4,28 @@
 
 Each script of bugs/ records a training step with and without `--fixed`, next to a one-process reference. The table has
 one line per recording: script, bug or twin, verdict, first cause, and what the script states is wrong. The exit status
-is 1 if a verdict is wrong and 77 (skipped) without torch; causes are printed for a reader to judge.
+is 1 if a verdict is wrong and 77 (skipped) without torch; causes are printed for a reader to judge. This process
+imports torch once, and each script runs in a fork of it: importing torch takes longer than a script.
 """
 import argparse
+import importlib
 import json
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+import traceback
 from pathlib import Path
 
 BUGS = Path(__file__).resolve().parent / "bugs"
 SHARED = {"common", "llama"}
 EXPECTED = {"bug": "diverges", "twin": "correct"}
+TIMEOUT = 120  # seconds of one script
 
 
 def header(path):
@@ -50,14 +57,49 @@ def audit(tessera, out):
             "first": where}
 
 
-def run(tessera, python, path, twin, directory):
+def forked(path, arguments, log):
+    """Runs a script in a fork of this process; its output goes to the file `log`. Returns the error, or None.
+
+    The fork leads a process group, so that the ranks that it has started end with it.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.argv = [str(path), *arguments]
+            runpy.run_path(str(path), run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    limit, ended, status = time.monotonic() + TIMEOUT, 0, 0
+    while not ended and time.monotonic() < limit:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.0 if ended else 0.01)
+    if not ended:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return f"{Path(log).read_text()}no end after {TIMEOUT} s"
+    return (Path(log).read_text().strip() or f"status {status}") if status else None
+
+
+def run(tessera, path, twin, directory):
     out = Path(directory) / path.stem / ("twin" if twin else "bug")
     if (out / "recording").is_dir() and (out / "reference").is_dir():
         return audit(tessera, out)
-    done = subprocess.run([python, str(path), str(out), *["--fixed"] * twin], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    if done.returncode:
-        return {"verdict": "script failed", "cause": "", "text": (done.stderr.strip().splitlines() or [""])[-1]}
+    out.mkdir(parents=True, exist_ok=True)
+    if error := forked(path, [str(out), *["--fixed"] * twin], out / "log.txt"):
+        return {"verdict": "script failed", "cause": "", "text": error.splitlines()[-1], "output": error}
     return audit(tessera, out)
 
 
@@ -72,7 +114,7 @@ def rows(options, directory):
             print(f"{name:32} skipped: expected torch {'.'.join(map(str, about['torch']))} or newer")
             continue
         for kind in ("bug", "twin"):
-            answer = run(options.tessera, options.python, path, kind == "twin", directory)
+            answer = run(options.tessera, path, kind == "twin", directory)
             yield {"script": name, "kind": kind, **answer, "thread": about["thread"], "expected": about["cause"]}
 
 
@@ -96,6 +138,19 @@ def summary(table):
     return "; ".join(parts)
 
 
+def load_torch():
+    """Imports what the scripts import, with one thread, because threads do not survive a fork; False without torch."""
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    sys.path[:0] = [str(BUGS), str(BUGS.parents[2] / "python")]
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        return False
+    for name in sorted(SHARED):
+        importlib.import_module(name)
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tessera")
@@ -107,12 +162,12 @@ def main():
                         help="directory of the recordings, which a later call audits again; default: a temporary one")
     parser.add_argument("--table", metavar="FILE", help="also write the table as Markdown")
     options = parser.parse_args()
-    version = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
-                             text=True, check=False)
-    if version.returncode:
+    if Path(options.python).absolute() != Path(sys.executable).absolute():
+        os.execv(options.python, [options.python, *sys.argv, "--python", options.python])
+    if not load_torch():
         print(f"skipped: {options.python} has no torch")
         return 77
-    options.torch = tuple(map(int, version.stdout.split(".")[:2]))
+    options.torch = tuple(map(int, sys.modules["torch"].__version__.split(".")[:2]))
     table = []
     with tempfile.TemporaryDirectory() as directory:
         for row in rows(options, options.keep or directory):
@@ -121,6 +176,8 @@ def main():
             if row["kind"] == "bug" or row["verdict"] != EXPECTED["twin"]:
                 print(textwrap.indent(textwrap.fill(f"answer: {row['text']}", 112), "    "))
                 print(textwrap.indent(textwrap.fill(f"stated: {row['expected']}", 112), "    "), flush=True)
+            if "output" in row:
+                print(textwrap.indent(row["output"], "    "), flush=True)
     print(summary(table))
     if options.table:
         Path(options.table).write_text(markdown(table))
