@@ -163,10 +163,9 @@ Schedule make_schedule(const Plan& p) {
   const auto ranks = static_cast<int>(p.pp), microbatches = static_cast<int>(p.microbatches),
              chunks = static_cast<int>(p.chunks);
   try {
-    return p.schedule_file.empty() ? make_schedule(p.schedule, ranks, microbatches, chunks)
-                                   : schedule_from_file(p.schedule_file, ranks, microbatches, chunks);
-  } catch (const InputError&) {
-    throw;  // includes the file name
+    return make_schedule(schedule_name(p), ranks, microbatches, chunks);
+  } catch (const InputError& e) {
+    throw InputError(fmt::format("`schedule`: {}", e.what()));
   } catch (const Error& e) {
     const std::string text = e.what();
     throw FieldError("schedule", text.substr(text.find(']') == text.npos ? 0 : text.find(']') + 2));
