@@ -1,5 +1,8 @@
 // The command `audit`: compares a recorded step of any program with a reference, and reports the first divergence and
 // its likely cause as text, JSON and an HTML figure.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -39,9 +42,9 @@ std::string verdict_name(const AuditResult& r) { return kVerdicts.at(static_cast
 
 Ordered number(double x) { return std::isfinite(x) ? Ordered(x) : Ordered(nullptr); }
 
-Ordered index_json(const std::vector<Range>& index) {
+Ordered ranges_json(const std::vector<Range>& ranges) {
   Ordered out = Ordered::array();
-  for (const Range& r : index) out.push_back({r.begin, r.end});
+  for (const Range& r : ranges) out.push_back({r.begin, r.end});
   return out;
 }
 
@@ -58,8 +61,12 @@ std::string audit_json(const AuditResult& r) {
     first = entry(r.first->tensor);
     first["layer"] = r.first->layer < 0 ? Ordered(nullptr) : Ordered(r.first->layer);
     first["rank"] = r.first->rank;
+    first["ranks"] = r.first->ranks;
     first["microbatch"] = r.first->microbatch < 0 ? Ordered(nullptr) : Ordered(r.first->microbatch);
-    first["index"] = index_json(r.first->index);
+    first["microbatches"] = r.first->microbatches;
+    first["index"] = ranges_json(r.first->index);
+    first["ranges"] = Ordered::object();
+    for (const audit::Extent& e : r.first->extents) first["ranges"][e.dim] = ranges_json(e.ranges);
   }
   for (const Diagnosis& d : r.causes)
     causes.push_back({{"cause", d.cause}, {"text", d.text}, {"evidence", d.evidence}});
@@ -86,18 +93,27 @@ std::string describe(const Recording& r) {
                      axes.empty() ? "" : " (" + axes + ")");
 }
 
+// The first elements of a list.
+std::string list_text(const std::vector<std::string>& all) {
+  const auto named = std::min(std::ssize(all), kMaxNamed);
+  const std::string text = fmt::format("{}", fmt::join(all.begin(), all.begin() + named, ", "));
+  return named == std::ssize(all) ? text : fmt::format("{} and {} more", text, std::ssize(all) - named);
+}
+
 std::string location_text(const audit::Divergence& d) {
-  std::string text = fmt::format("{} of {}, rank {}", to_string(d.tensor.key.kind), d.tensor.key.name, d.rank);
+  std::string text = fmt::format("{} of {}", to_string(d.tensor.key.kind), d.tensor.key.name);
+  const auto add = [&](const std::string& name, const auto& all, const auto& shown) {
+    std::vector<std::string> texts;
+    for (const auto& element : all) texts.push_back(shown(element));
+    if (!texts.empty()) text += fmt::format(", {} {}", name, list_text(texts));
+  };
+  const auto plain = [](auto n) { return fmt::format("{}", n); };
+  const std::vector<int> ranks = d.ranks.empty() ? std::vector{d.rank} : d.ranks;
+  add(ranks.size() == 1 ? "rank" : "ranks", ranks, plain);
   if (d.layer >= 0) text += fmt::format(", layer {}", d.layer);
-  if (d.microbatch >= 0) text += fmt::format(", micro-batch {}", d.microbatch);
-  const std::array<const char*, 3> tokens{"sequences", "tokens", "channels"}, plain{"rows", "columns", ""};
-  const bool batched = d.index.size() == 3;
-  for (size_t i = 0; i < d.index.size(); ++i)
-    text += fmt::format(", {} [{}, {})",
-                        batched               ? tokens.at(i)
-                        : d.index.size() == 1 ? "elements"
-                                              : plain.at(i),
-                        d.index[i].begin, d.index[i].end);
+  add(d.microbatches.size() == 1 ? "micro-batch" : "micro-batches", d.microbatches, plain);
+  for (const audit::Extent& e : d.extents)
+    add(e.dim, e.ranges, [](const Range& r) { return fmt::format("[{}, {})", r.begin, r.end); });
   return text;
 }
 

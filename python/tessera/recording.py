@@ -35,6 +35,13 @@ class Slice:
         return cls(shape, index, **{"tensor": tensor, **more})
 
 
+def head_counts(config: Any) -> list[int] | None:
+    """The numbers of attention heads and of key-value heads in a model's config."""
+    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_head", None)
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return [int(heads), int(keys)] if isinstance(heads, int) and isinstance(keys, int) else None
+
+
 def is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 

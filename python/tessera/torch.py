@@ -98,10 +98,11 @@ class Recording:
         for _, module, *_ in modules:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 found["dp"] = (world.get_rank(module.process_group), module.process_group.size())
+        config = getattr(self._roots[0], "config", None)
         self._info: dict[str, Any] = {
             "framework": f"torch {torch.__version__}", "step": step, "detail": detail, "axes": axes or found,
-            "microbatches": 0, "losses": [], "recomputed": [], "dropout": False}
-        self._info["family"] = str(getattr(getattr(self._roots[0], "config", None), "model_type", ""))
+            "microbatches": 0, "losses": [], "recomputed": [], "dropout": False,
+            "family": str(getattr(config, "model_type", "")), "heads": recording.head_counts(config)}
 
     def batch(self, ids: Any = None, targets: Any = None) -> None:
         """Names the tokens and targets (b, T) of the next micro-batch; call it before the forward pass."""
