@@ -2,11 +2,13 @@
 #include "app/audit_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -25,10 +27,17 @@ constexpr int64_t kMaxNamed = 4;  // tensors of a kind in a message
 
 Ordered number(double x) { return std::isfinite(x) ? Ordered(x) : Ordered(nullptr); }
 
-Ordered index_json(const std::vector<Range>& index) {
+Ordered ranges_json(const std::vector<Range>& ranges) {
   Ordered out = Ordered::array();
-  for (const Range& r : index) out.push_back({r.begin, r.end});
+  for (const Range& r : ranges) out.push_back({r.begin, r.end});
   return out;
+}
+
+// The first elements of a list.
+std::string list_text(const std::vector<std::string>& all) {
+  const auto named = std::min(std::ssize(all), kMaxNamed);
+  const std::string text = fmt::format("{}", fmt::join(all.begin(), all.begin() + named, ", "));
+  return named == std::ssize(all) ? text : fmt::format("{} and {} more", text, std::ssize(all) - named);
 }
 
 }  // namespace
@@ -39,17 +48,19 @@ std::string_view to_string(Verdict verdict) {
 
 std::string location_text(const audit::Divergence& d) {
   const std::string kind(to_string(d.tensor.key.kind)), &name = d.tensor.key.name;
-  std::string text = fmt::format("{}, rank {}", kind == name ? name : kind + " of " + name, d.rank);
+  std::string text = kind == name ? name : kind + " of " + name;
+  const auto add = [&](const std::string& label, const auto& all, const auto& shown) {
+    std::vector<std::string> texts;
+    for (const auto& element : all) texts.push_back(shown(element));
+    if (!texts.empty()) text += fmt::format(", {} {}", label, list_text(texts));
+  };
+  const auto plain = [](auto n) { return fmt::format("{}", n); };
+  const std::vector<int> ranks = d.ranks.empty() ? std::vector{d.rank} : d.ranks;
+  add(ranks.size() == 1 ? "rank" : "ranks", ranks, plain);
   if (d.layer >= 0) text += fmt::format(", layer {}", d.layer);
-  if (d.microbatch >= 0) text += fmt::format(", micro-batch {}", d.microbatch);
-  const std::array<const char*, 3> tokens{"sequences", "tokens", "channels"}, plain{"rows", "columns", ""};
-  const bool batched = d.index.size() == 3;
-  for (size_t i = 0; i < d.index.size(); ++i)
-    text += fmt::format(", {} [{}, {})",
-                        batched               ? tokens.at(i)
-                        : d.index.size() == 1 ? "elements"
-                                              : plain.at(i),
-                        d.index[i].begin, d.index[i].end);
+  add(d.microbatches.size() == 1 ? "micro-batch" : "micro-batches", d.microbatches, plain);
+  for (const audit::Extent& e : d.extents)
+    add(e.dim, e.ranges, [](const Range& r) { return fmt::format("[{}, {})", r.begin, r.end); });
   return text;
 }
 
@@ -66,8 +77,12 @@ std::string audit_json(const AuditResult& r) {
     first = entry(r.first->tensor);
     first["layer"] = r.first->layer < 0 ? Ordered(nullptr) : Ordered(r.first->layer);
     first["rank"] = r.first->rank;
+    first["ranks"] = r.first->ranks;
     first["microbatch"] = r.first->microbatch < 0 ? Ordered(nullptr) : Ordered(r.first->microbatch);
-    first["index"] = index_json(r.first->index);
+    first["microbatches"] = r.first->microbatches;
+    first["index"] = ranges_json(r.first->index);
+    first["ranges"] = Ordered::object();
+    for (const audit::Extent& e : r.first->extents) first["ranges"][e.dim] = ranges_json(e.ranges);
     first["where"] = location_text(*r.first);
   }
   for (const Diagnosis& d : r.causes)
