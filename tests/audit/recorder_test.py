@@ -2,6 +2,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +120,15 @@ def test_hooks_see_what_the_program_computes(tmp_path):
     assert info["optimizer"]["groups"][0]["parameters"] == list(before)
     tensors, info = train(tmp_path, model, optimizer, step=2)
     assert info["optimizer"]["step"] == 1 and ("head.weight.exp_avg_sq", "state") in tensors
+
+
+def test_head_counts_are_those_of_the_config(tmp_path):
+    model = Model()
+    assert train(tmp_path, model, None)[1]["heads"] is None
+    model.config = SimpleNamespace(model_type="llama", num_attention_heads=4, num_key_value_heads=2)
+    assert train(tmp_path, model, None)[1]["heads"] == [4, 2]
+    model.config = SimpleNamespace(model_type="gpt2", n_head=2)
+    assert train(tmp_path, model, None)[1]["heads"] == [2, 2]
 
 
 def test_recorded_step_is_bitwise_that_of_the_program(tmp_path):
