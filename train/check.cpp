@@ -101,6 +101,41 @@ void check_tensor(const Plan& p, const ModelConfig& m) {
            divisors_near(tokens, p.tp));
 }
 
+// What layout-invariant arithmetic does not support is refused, never computed in another order.
+void check_layout_invariant(const TrainConfig& s) {
+  const Plan& p = s.plan;
+  const ModelConfig& m = s.model;
+  if (!p.layout_invariant) return;
+  const auto unsupported = [](bool found, const char* what) {
+    if (found) refuse("layout_invariant", "{} is not supported", what);
+  };
+  unsupported(p.device != Device::cpu, "`device` cuda");
+  unsupported(p.cp > 1, "context parallelism (`cp`)");
+  unsupported(m.experts.count > 0, "a mixture of experts");
+  unsupported(m.lora.rank > 0, "training of adapters (`lora_rank`)");
+  unsupported(m.quantize.codec != Codec::none, "a model with 4-bit weights");
+  unsupported(m.qk_norm, "normalization of queries and keys (`qk_norm`)");
+  unsupported(p.grad_dtype == DType::bfloat16, "`grad_dtype` bf16");
+  unsupported(find_row(s.optim.optimizer).updates_matrices, "an optimizer of full matrices (muon)");
+  if (p.dp_mode != DataMode::ddp) refuse("layout_invariant", "requires `dp_mode` ddp, got {}", value_name(p.dp_mode));
+  if (p.all_reduce != Algorithm::direct)
+    refuse("layout_invariant", "requires `all_reduce` direct, got {}", value_name(p.all_reduce));
+  if (p.tp > kLeaves || kLeaves % p.tp != 0)
+    refuse("layout_invariant", "{} leaves cannot be divided among {} ranks of `tp`; nearest valid value: {}", kLeaves,
+           p.tp, divisors_near(kLeaves, p.tp));
+  const auto divisible = [&](int64_t size, const char* what) {
+    if (size % p.tp != 0)
+      refuse("layout_invariant", "requires equal shards, and {} ranks of `tp` do not divide the {} {}", p.tp, size,
+             what);
+  };
+  divisible(m.vocab, "entries of the vocabulary");
+  divisible(m.hidden(), "hidden channels");
+  if (p.sp && m.context % (2 * p.tp) != 0)
+    refuse("layout_invariant",
+           "with `sp` each sequence has 2 chunks for each rank of `tp`, and {} chunks do not divide the {} tokens",
+           2 * p.tp, m.context);
+}
+
 void check_context(const Plan& p, const ModelConfig& m) {
   if (p.cp == 1) return;
   const bool ring = p.cp_mode == ContextMode::ring;
@@ -441,6 +476,7 @@ void check_trainer(const TrainConfig& given, bool traced) {
   if (s.optim.batch % p.microbatches == 0) found.check([&] { check_batch(p, s.optim.batch); });
   found.check([&] { check_tensor(p, s.model); });
   found.check([&] { check_context(p, s.model); });
+  found.check([&] { check_layout_invariant(s); });
   found.check([&] { check_experts(p, s.model); });
   found.check([&] { check_pipeline(p, s.model); });
   found.check([&] { check_quantized(s); });
