@@ -28,11 +28,11 @@ class Slice:
 
     @classmethod
     def shard(cls, tensor: Any, dim: int, rank: int, size: int, **more: Any) -> Self:
-        """The slice of rank `rank` of a tensor that is sharded evenly over `size` ranks along `dim`."""
+        """The slice of rank `rank` of a tensor that is sharded evenly over `size` ranks along `dim`: these values."""
         shape, index = list(tensor.shape), [[[0, extent]] for extent in tensor.shape]
         index[dim] = [[rank * shape[dim], (rank + 1) * shape[dim]]]
         shape[dim] *= size
-        return cls(shape, index, **more)
+        return cls(shape, index, **{"tensor": tensor, **more})
 
 
 def head_counts(config: Any) -> list[int] | None:
@@ -115,6 +115,16 @@ def modules(root: Any) -> Iterator[tuple[str, Any, int]]:
             depth = EXPERT if 1 < depth < EXPERT and listed & LISTS else depth + bool(depth or listed)
         found[path] = (name, module, depth)
         yield found[path]
+
+
+def stages(roots: Sequence[Any]) -> list[tuple[str, Any, int, Any]]:
+    """(name, module, depth, root); if names of parameters repeat, all names begin with the index of their root."""
+    found = [(*entry, root) for root in roots for entry in modules(root)]
+    names = [f"{name}.{key}" for name, module, *_ in found for key, _ in module.named_parameters(recurse=False)]
+    if len({*names}) == len(names):
+        return found
+    index = {id(root): i for i, root in enumerate(roots)}
+    return [(f"{index[id(root)]}.{name}".rstrip("."), module, depth, root) for name, module, depth, root in found]
 
 
 def is_recorded(name: str, module: Any, depth: int, detail: str) -> bool:

@@ -50,6 +50,10 @@ def _random_state() -> list[Any]:
     return [torch.get_rng_state().tolist(), torch.cuda.is_initialized() and torch.cuda.get_rng_state().tolist()]
 
 
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
 def _bytes(matrix: Any) -> Any:
     return local(matrix).cpu().contiguous().view(torch.uint8).numpy()
 
@@ -57,9 +61,10 @@ def _bytes(matrix: Any) -> Any:
 class Recording:
     """A context manager that records the training step within it and writes the file of this rank at its end.
 
-    model: a module, or the list of a rank's pipeline stages. optimizer: one, or a list of them.
+    model: a module, or the list of a rank's pipeline stages (if names repeat: "INDEX.NAME"). optimizer: one, or a list.
     step: number of the step, from 1. axes: {"tp": (coordinate, size), ...}; default: those of DDP, FSDP2 and DTensor.
-    layout: layout(name, kind, tensor) returns the Slice of a tensor of hand-written parallelism, or None.
+    layout: layout(name, kind, tensor) returns the Slice of a tensor of hand-written parallelism, a list of Slices of
+    a fused tensor, or None.
     names: TOML file that maps names to published ones, as in "blocks.{i}.attn" = "model.layers.{i}.self_attn".
     detail: "blocks" (embedding, blocks, their branches, routers, final norm, head) or "modules" (every module).
     repeat: k writes to DIRECTORY/repeat_k: the same step again, for example in float64, to measure tolerances.
@@ -67,8 +72,9 @@ class Recording:
     """
 
     def __init__(self, model: Any, directory: Any, *, optimizer: Any = None, step: int = 1,
-                 axes: dict[str, Any] | None = None, layout: Callable[[str, str, Any], Slice | None] | None = None,
-                 names: Any = None, detail: str = "blocks", repeat: int | None = None) -> None:
+                 axes: dict[str, Any] | None = None,
+                 layout: Callable[[str, str, Any], Slice | list[Slice] | None] | None = None, names: Any = None,
+                 detail: str = "blocks", repeat: int | None = None) -> None:
         if detail not in ("blocks", "modules"):
             raise ValueError(f"detail: expected 'blocks' or 'modules', got {detail!r}")
         self._directory = f"{directory}/repeat_{repeat}" if repeat is not None else directory
@@ -76,6 +82,7 @@ class Recording:
         self._layout, self._published = layout, recording.name_map(names)
         # By key; by key; by name; by (name, micro-batch, suffix): the key
         self._tensors, self._entries, self._order, self._keys = (dict[Any, Any]() for _ in range(4))
+        self._slices: dict[str, list[str]] = {}  # published names of a parameter: several if `layout` divides it
         # By micro-batch: (b, T); tokens and reduction of the loss. By root in its forward call: whether with gradients.
         # By name of a block with experts: input of its router
         self._rows, self._counted, self._open, self._routed = (dict[Any, Any]() for _ in range(4))
@@ -85,7 +92,7 @@ class Recording:
         self._undo, self._split, self._scaler, self._loss_scale = contextlib.ExitStack(), False, None, 1.0
         world: Any = torch.distributed if torch.distributed.is_available() else None
         self._world = (world.get_rank(), world.get_world_size()) if world and world.is_initialized() else (0, 1)
-        modules = [(*entry, root) for root in self._roots for entry in recording.modules(root)]
+        modules = recording.stages(self._roots)
         self._recorded = [entry for entry in modules if recording.is_recorded(*entry[:3], detail)]
         named = [(f"{name}.{key}".lstrip("."), parameter) for name, module, *_ in modules
                  for key, parameter in module.named_parameters(recurse=False)]
@@ -161,11 +168,21 @@ class Recording:
             for key, values in self._tensors.items()})
 
     def _add(self, name: str, kind: str, tensor: Any, microbatch: int | None = None, suffix: str = "") -> str:
-        """Copies a tensor; returns its key."""
+        """Copies a tensor; returns its (last) key."""
+        keys = [self._add_slice(name, kind, where, values, microbatch, suffix)
+                for where, values in self._placed(name, kind, tensor)]
+        if kind == "parameter":
+            self._slices[name] = keys
+        return keys[-1]
+
+    def _placed(self, name: str, kind: str, tensor: Any) -> list[tuple[Slice, Any]]:
+        """The slices of a tensor and their values."""
         where = self._layout(name, kind, tensor) if self._layout and kind not in ("loss", "norm", "lr") else None
         where = where or recording.find_slice(tensor)
-        values, rows = local(tensor if where.tensor is None else where.tensor), self._rows.get(microbatch)
-        shape = list(where.shape)
+        return [(one, local(tensor if one.tensor is None else one.tensor)) for one in _listed(where)]
+
+    def _add_slice(self, name: str, kind: str, where: Slice, values: Any, microbatch: int | None, suffix: str) -> str:
+        rows, shape = self._rows.get(microbatch), list(where.shape)
         if where.index is None and kind.startswith("output") and rows and shape[:-1] == [rows[0] * rows[1]]:
             values, shape = values.reshape(*rows, -1), [*rows, shape[-1]]
         full = [[[0, extent]] for extent in shape]
@@ -206,7 +223,7 @@ class Recording:
             return
         again, inside = self._passes > 0, id(root) in self._open
         microbatch = self._current if again else self._calls[id(root)] - 1 if inside else self._calls[name]
-        ids, place = given[0] if given and isinstance(given[0], torch.Tensor) else output, local
+        ids, place = given[0] if given and isinstance(given[0], torch.Tensor) else output, _same
         if name.endswith(recording.ROUTERS):
             self._routed[name.rpartition(".")[0]] = ids.reshape(-1, ids.shape[-1])
         elif depth == recording.EXPERT and (place := self._placement(name, ids, microbatch)) is None:
@@ -216,7 +233,7 @@ class Recording:
         self._calls[name, microbatch, again] += 1
         suffix = f":{number}" if number else ""
         if again:
-            second = place(output).cpu().double().reshape(-1)
+            second = self._placed(name, "output", place(output))[-1][1].cpu().double().reshape(-1)
             first = self._tensors.get(self._keys.get((name, microbatch, suffix), ""), second).double().reshape(-1)
             if not torch.equal(first, second):
                 self._info["recomputed"].append({"name": self._published(name), "microbatch": microbatch,
@@ -250,7 +267,8 @@ class Recording:
         if key is None:
             self._keys[name, microbatch, suffix] = self._add(name, "output_grad", grad, microbatch, suffix)
         elif not self._split:
-            self._tensors[key] += local(grad).cpu().reshape(self._tensors[key].shape)
+            values = self._placed(name, "output_grad", grad)[-1][1]
+            self._tensors[key] += values.cpu().reshape(self._tensors[key].shape)
 
     def _backward(self, original: Any, tensors: Any, *given: Any, **more: Any) -> Any:
         if not self._passes:
@@ -318,7 +336,7 @@ class Recording:
         for group in optimizer.param_groups:
             names = {self._names[id(p)]: p for p in group["params"] if id(p) in self._names}
             settings = {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
-            about["groups"].append(settings | {"parameters": [*map(self._published, names)]})
+            about["groups"].append(settings | {"parameters": [one for name in names for one in self._slices[name]]})
             for name, parameter in names.items():
                 state = optimizer.state.get(parameter, {})
                 about["step"] = max(about["step"], int(state.get("step", 0)))

@@ -71,9 +71,9 @@ TEST_F(AuditTest, RepetitionsMeasureTolerances) {
 
 TEST_F(AuditTest, DivergingRecordingExitsWithOneAndNamesTheTensor) {
   double_norm_gradient();
-  fails_in_one_line("audit dtensor_tp2 reference", 1, "audit: dtensor_tp2: grad of norm.weight, rank ");
+  fails_in_one_line("audit dtensor_tp2 reference", 1, "audit: dtensor_tp2: grad of norm.weight, ranks 0, 1, ");
   expect_has(run("audit dtensor_tp2 reference").out,
-             {"First divergence: grad of norm.weight, rank ", "factor 2\n", "Likely cause: "});
+             {"First divergence: grad of norm.weight, ranks 0, 1, ", "factor 2\n", "Likely cause: "});
 }
 
 TEST_F(AuditTest, WithoutReferenceChecksOnlyReplicasAndUpdate) {

@@ -230,6 +230,7 @@ def main():
                     print(fork.log.read_text(errors="replace"), f"files: {out}", sep="")
                 elif not (violates and o.keep):
                     shutil.rmtree(out, ignore_errors=True)
+                    fork.log.unlink()
             time.sleep(0.01)
     print(f"seed {o.seed}: {done} combinations in {time.monotonic() - start:.0f} s, {bad} with violations")
     for verdict, count in sorted(found.items()):

@@ -303,7 +303,7 @@ def test_audit_returns_first_divergence_and_causes(tmp_path):
     assert not audit and audit.verdict == "diverges"
     assert (audit.first.name, audit.first.kind) == ("norm.weight", "grad") and audit.first.factor == pytest.approx(2)
     assert audit.wrong.kind.iloc[0] == "grad" and audit.wrong.name.iloc[0] == "norm.weight"
-    assert audit.why.startswith("grad of norm.weight, rank ") and audit.why.endswith(audit.causes[0].text)
+    assert audit.why.startswith("grad of norm.weight, ranks 0, 1, ") and audit.why.endswith(audit.causes[0].text)
     assert repr(audit) == "diverges: " + audit.why
     assert "#c62828" in audit._repr_html_() and "data:image/svg+xml" in audit._repr_html_()
     assert "first divergence here" in audit.page.path.read_text(encoding="utf-8")
