@@ -1,4 +1,6 @@
 // Positions of wrong elements: ranks, micro-batches, tokens, heads, vocabulary.
+#include "verify/audit/locate.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,7 +16,6 @@
 #include <vector>
 
 #include "base/json.h"
-#include "verify/audit/locate.h"
 
 namespace tessera::audit {
 
