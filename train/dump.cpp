@@ -139,7 +139,8 @@ std::string StepDump::info() const {
   return Json{{"framework", "tessera"},
               {"optimizer", {{"class", value_name(o.optimizer)}, {"step", step_ - 1}, {"groups", groups}}},
               {"clip", {{"max_norm", o.clip}}},
-              {"dropout", train_.job.model.dropout > 0}}
+              {"dropout", train_.job.model.dropout > 0},
+              {"heads", {train_.job.model.heads, train_.job.model.key_heads()}}}
       .dump();
 }
 

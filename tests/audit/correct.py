@@ -3,308 +3,25 @@
 correct.py DIRECTORY [--dp 2 --tp 2 --sp --cp 2 --pp 2 --microbatches 4 --dtype bf16 --tied ...]
 
 writes DIRECTORY/recording (a file per rank), DIRECTORY/reference (the same step on one rank, recorded) and
-DIRECTORY/model (the weights before the step as a Hugging Face directory). Modules have the names of transformers. `run`
-does the same from Python. The collectives are all-gather, all-reduce, send and receive, as torch 1.13 has them on gloo.
+DIRECTORY/model (the weights before the step as a Hugging Face directory). `run` does the same from Python.
 """
 import argparse
 import contextlib
 import json
-import math
 import os
 import struct
 import tempfile
-import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from sharded_llama import EPS, THETA, Mesh, Options, Stage, positions, shard_dim, token_losses
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import tessera.torch
 from tessera.torch import Slice
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-EPS, THETA = 1e-5, 1e4
-
-
-@dataclass(frozen=True)
-class Options:
-    dp: int = 1
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    sp: bool = False  # shard activations between blocks over the tp ranks
-    ddp: bool = False  # DistributedDataParallel instead of an all-reduce after the backward pass
-    zigzag: bool = False  # a context rank holds chunks r and 2 cp - 1 - r
-    schedule: str = "gpipe"  # or 1f1b
-    microbatches: int = 1
-    batch: int = 8
-    context: int = 16
-    layers: int = 2
-    channels: int = 32
-    hidden: int = 64
-    heads: int = 4
-    kv_heads: int = 2
-    vocab: int = 64
-    tied: bool = False
-    untrained: bool = False  # a third of the targets is ignored, unevenly
-    dtype: str = "fp32"
-    optimizer: str = "adamw"  # or sgd
-    clip: float = 0.0
-    lr: float = 1e-2
-    step: int = 1
-    checkpoint: bool = False  # recompute each layer in the backward pass
-    detail: str = "blocks"
-    seed: int = 1
-
-    @property
-    def ranks(self):
-        return self.dp * self.tp * self.cp * self.pp
-
-
-class Mesh:
-    """Process groups of the axes; ranks are ordered pp, dp, cp, tp, the last one varies fastest."""
-
-    def __init__(self, options, rank):
-        sizes = {axis: getattr(options, axis) for axis in ("pp", "dp", "cp", "tp")}
-        self.size, self.rank, self.group, self.peers = sizes, {}, {}, {}
-        grid = torch.arange(options.ranks).reshape(*sizes.values())
-        for i, axis in enumerate(sizes):
-            for line in grid.movedim(i, -1).reshape(-1, sizes[axis]).tolist():
-                group = dist.new_group(line) if options.ranks > 1 and sizes[axis] > 1 else None
-                if rank in line:
-                    self.rank[axis], self.group[axis], self.peers[axis] = line.index(rank), group, line
-
-    def all_reduce(self, tensor, axis, op=dist.ReduceOp.SUM):
-        """The sum over an axis, in fp32 for bf16."""
-        if self.size[axis] == 1:
-            return tensor
-        result = tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()
-        dist.all_reduce(result, op, self.group[axis])
-        return result.to(tensor.dtype)
-
-    def all_gather(self, tensor, axis, dim):
-        if self.size[axis] == 1:
-            return tensor
-        sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
-        received = [torch.empty_like(sent) for _ in range(self.size[axis])]
-        dist.all_gather(received, sent, self.group[axis])
-        return torch.cat(received, dim).to(tensor.dtype)
-
-    def chunk(self, tensor, axis, dim):
-        return tensor.chunk(self.size[axis], dim)[self.rank[axis]]
-
-
-class Conversion(torch.autograd.Function):
-    """A collective and its dual: `forward` and `backward` are functions of a tensor."""
-
-    @staticmethod
-    def forward(ctx, tensor, forward, backward):
-        ctx.dual = backward
-        return forward(tensor)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.dual(grad), None, None
-
-
-def identity(tensor):
-    return tensor.view_as(tensor)
-
-
-def copy(x, mesh, axis):
-    """Identity; the backward pass sums over the axis."""
-    return Conversion.apply(x, identity, lambda grad: mesh.all_reduce(grad, axis))
-
-
-def reduce(x, mesh, axis):
-    """Sum over the axis; identity in the backward pass."""
-    return Conversion.apply(x, lambda x: mesh.all_reduce(x, axis), identity)
-
-
-def gather(x, mesh, axis, dim=1):
-    """All-gather; the backward pass reduces and scatters."""
-    return Conversion.apply(x, lambda x: mesh.all_gather(x, axis, dim),
-                            lambda grad: mesh.chunk(mesh.all_reduce(grad, axis), axis, dim).contiguous())
-
-
-def reduce_scatter(x, mesh, axis, dim=1):
-    return Conversion.apply(x, lambda x: mesh.chunk(mesh.all_reduce(x, axis), axis, dim).contiguous(),
-                            lambda grad: mesh.all_gather(grad, axis, dim))
-
-
-class Part(nn.Module):
-    """A module with the options and the mesh."""
-
-    def __init__(self, options, mesh):
-        super().__init__()
-        self.options, self.mesh = options, mesh
-
-    def column_input(self, x):
-        return gather(x, self.mesh, "tp") if self.options.sp else copy(x, self.mesh, "tp")
-
-    def row_output(self, x):
-        return (reduce_scatter if self.options.sp else reduce)(x, self.mesh, "tp")
-
-
-class Norm(Part):
-    def __init__(self, options, mesh):
-        super().__init__(options, mesh)
-        self.weight = nn.Parameter(torch.empty(options.channels))
-
-    def forward(self, x):
-        wide = x.float() if x.dtype == torch.bfloat16 else x
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * self.weight
-
-
-class Linear(Part):
-    """Column-parallel: `outputs` are sharded over tp; row-parallel: inputs are, and the output is summed."""
-
-    def __init__(self, options, mesh, inputs, outputs, row=False):
-        super().__init__(options, mesh)
-        self.row = row
-        shape = (outputs, inputs // options.tp) if row else (outputs // options.tp, inputs)
-        self.weight = nn.Parameter(torch.empty(shape))
-
-    def forward(self, x):
-        y = F.linear(x, self.weight)
-        return self.row_output(y) if self.row else y
-
-
-class Embedding(Part):
-    """Vocabulary-parallel."""
-
-    def __init__(self, options, mesh):
-        super().__init__(options, mesh)
-        self.weight = nn.Parameter(torch.empty(options.vocab // options.tp, options.channels))
-
-    def forward(self, ids):
-        local = ids - self.mesh.rank["tp"] * len(self.weight)
-        elsewhere = (local < 0) | (local >= len(self.weight))
-        x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self.row_output(x.masked_fill(elsewhere[..., None], 0))
-
-
-class Attention(Part):
-    def __init__(self, options, mesh):
-        super().__init__(options, mesh)
-        c, d = options.channels, options.channels // options.heads
-        self.q_proj = Linear(options, mesh, c, c)
-        self.k_proj = Linear(options, mesh, c, options.kv_heads * d)
-        self.v_proj = Linear(options, mesh, c, options.kv_heads * d)
-        self.o_proj = Linear(options, mesh, c, c, row=True)
-
-    def forward(self, x):
-        x, d = self.column_input(x), self.options.channels // self.options.heads
-        projections = self.q_proj, self.k_proj, self.v_proj
-        q, k, v = (project(x).unflatten(-1, (-1, d)).transpose(1, 2) for project in projections)
-        own = positions(self.options, self.mesh.rank["cp"])
-        q, k = rotate(q, own), rotate(k, own)
-        k, v = gather(k, self.mesh, "cp", 2), gather(v, self.mesh, "cp", 2)
-        full = torch.cat([positions(self.options, rank) for rank in range(self.options.cp)])
-        shared = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-        scores = (q @ k.transpose(-1, -2)) / math.sqrt(d)
-        scores = scores.masked_fill(own[:, None] < full[None, :], -math.inf)
-        wide = scores.float() if scores.dtype == torch.bfloat16 else scores
-        return self.o_proj((wide.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2))
-
-
-class Mlp(Part):
-    def __init__(self, options, mesh):
-        super().__init__(options, mesh)
-        self.gate_proj = Linear(options, mesh, options.channels, options.hidden)
-        self.up_proj = Linear(options, mesh, options.channels, options.hidden)
-        self.down_proj = Linear(options, mesh, options.hidden, options.channels, row=True)
-
-    def forward(self, x):
-        x = self.column_input(x)
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Layer(Part):
-    def __init__(self, options, mesh):
-        super().__init__(options, mesh)
-        self.self_attn, self.mlp = Attention(options, mesh), Mlp(options, mesh)
-        self.input_layernorm, self.post_attention_layernorm = Norm(options, mesh), Norm(options, mesh)
-
-    def forward(self, x):
-        x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Head(Linear):
-    def forward(self, x):
-        return super().forward(self.column_input(x))
-
-
-class Stage(Part):
-    """The layers of a pipeline rank under their global numbers, the embedding of the first, the head of the last."""
-
-    def __init__(self, options, mesh):
-        super().__init__(options, mesh)
-        self.first, self.last = mesh.rank["pp"] == 0, mesh.rank["pp"] == options.pp - 1
-        count = options.layers // options.pp
-        begin = mesh.rank["pp"] * count
-        self.model = nn.Module()
-        if self.first:
-            self.model.embed_tokens = Embedding(options, mesh)
-        self.model.layers = nn.ModuleDict({str(i): Layer(options, mesh) for i in range(begin, begin + count)})
-        if self.last:
-            self.model.norm = Norm(options, mesh)
-            self.lm_head = Head(options, mesh, options.channels, options.vocab)
-        for name, parameter in self.named_parameters():
-            full = initial(options, name)
-            parameter.data = full if shard_dim(name) is None else mesh.chunk(full, "tp", shard_dim(name)).clone()
-        if options.tied and self.first and self.last:
-            self.lm_head.weight = self.model.embed_tokens.weight
-
-    def forward(self, x):
-        if self.first:
-            x = self.model.embed_tokens(x)
-        for layer in self.model.layers.values():
-            x = checkpoint(layer, x, use_reentrant=False) if self.options.checkpoint else layer(x)
-        return self.lm_head(self.model.norm(x)) if self.last else x
-
-
-def rotate(x, at):
-    d = x.shape[-1]
-    angles = at.double()[:, None] * THETA ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
-    angles = torch.cat([angles, angles], 1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat([-high, low], -1) * sin
-
-
-def positions(options, rank):
-    """The positions of a context rank's tokens."""
-    full = torch.arange(options.context)
-    if not options.zigzag:
-        return full.chunk(options.cp)[rank]
-    chunks = full.chunk(2 * options.cp)
-    return torch.cat([chunks[rank], chunks[2 * options.cp - 1 - rank]])
-
-
-def shard_dim(name):
-    """The dim of a parameter that tp shards, or None."""
-    kind = name.split(".")[-2]
-    return 1 if kind in ("o_proj", "down_proj") else None if "norm" in kind else 0
-
-
-def initial(options, name):
-    """The full initial value of a parameter: a function of its name."""
-    c, d = options.channels, options.channels // options.heads
-    wide, shared = (options.hidden, c), (options.kv_heads * d, c)
-    shapes = {"q_proj": (c, c), "k_proj": shared, "v_proj": shared, "o_proj": (c, c), "gate_proj": wide,
-              "up_proj": wide, "down_proj": (c, options.hidden), "embed_tokens": (options.vocab, c),
-              "lm_head": (options.vocab, c)}
-    kind = "embed_tokens" if options.tied and "lm_head" in name else name.split(".")[-2]
-    seed = zlib.crc32(("model.embed_tokens.weight" if kind == "embed_tokens" else name).encode()) + options.seed
-    values = torch.randn(shapes.get(kind, (c,)), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (1 + 0.1 * values if "norm" in kind else values / math.sqrt(c)).to(DTYPES[options.dtype])
 
 
 def tokens(options, step):
@@ -316,17 +33,6 @@ def tokens(options, step):
         length = torch.randint(1, options.context * 2 // 3, (options.batch, 1), generator=generator)
         targets[torch.arange(options.context) < length] = -100
     return ids, targets
-
-
-def token_losses(logits, targets, mesh):
-    """The loss of each token from vocabulary-parallel logits (b, T, V / tp); 0 if it is not trained."""
-    wide = logits.float() if logits.dtype == torch.bfloat16 else logits
-    highest = mesh.all_reduce(wide.detach().amax(-1), "tp", dist.ReduceOp.MAX)
-    total = reduce((wide - highest[..., None]).exp().sum(-1), mesh, "tp")
-    local = targets - mesh.rank["tp"] * logits.shape[-1]
-    elsewhere = (local < 0) | (local >= logits.shape[-1])
-    picked = wide.gather(-1, local.masked_fill(elsewhere, 0)[..., None])[..., 0].masked_fill(elsewhere, 0)
-    return (total.log() + highest - reduce(picked, mesh, "tp")).masked_fill(targets == -100, 0)
 
 
 def intervals(indices):
@@ -347,14 +53,16 @@ def make_layout(options, mesh):
         if kind in ("input_ids", "targets"):
             return Slice((len(tensor), options.context), ([[0, len(tensor)]], intervals(own)))
         if kind not in ("output", "output_grad"):
-            dim = shard_dim(name)
+            dim = shard_dim(options, name)
             return None if dim is None else Slice.shard(tensor, dim, mesh.rank["tp"], options.tp)
         column = name.split(".")[-1] in ("lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+        sharded = column and shard_dim(options, name + ".weight") is not None
         if options.sp and not column:
             own = mesh.chunk(own, "tp", 0)
-        width, first = tensor.shape[-1], mesh.rank["tp"] * tensor.shape[-1] if column else 0
-        return Slice((len(tensor), options.context, width * (options.tp if column else 1)),
-                     ([[0, len(tensor)]], intervals(own), [[first, first + width]]))
+        width, first = tensor.shape[-1], mesh.rank["tp"] * tensor.shape[-1] if sharded else 0
+        partial = ["tp"] if column and not sharded and kind == "output_grad" else []  # the gradient of a rank's heads
+        return Slice((len(tensor), options.context, width * (options.tp if sharded else 1)),
+                     ([[0, len(tensor)]], intervals(own), [[first, first + width]]), partial)
     return layout
 
 
@@ -410,7 +118,7 @@ class Trainer:
             shape = (len(ids), ids.shape[1] // (options.tp if options.sp else 1), options.channels)
             x = torch.empty(shape, dtype=wire(options))
             dist.recv(x, mesh.peers["pp"][mesh.rank["pp"] - 1], tag=2 * i)
-            x = x.to(DTYPES[options.dtype]).requires_grad_()
+            x = x.to(options.compute_dtype).requires_grad_()
         last = i == options.microbatches - 1
         with contextlib.nullcontext() if last or self.model is self.stage else self.model.no_sync():
             y = self.model(x)
@@ -443,20 +151,21 @@ class Trainer:
             self.send(x.grad, -1, 2 * i + 1)
 
     def reduce_gradients(self):
-        """Averages over dp and cp; sums norms over tp under sp, and tied weights over the first and last stage."""
+        """Averages over dp and cp; sums norms (under sp) and replicated keys and values over tp, and tied weights over
+        the first and last stage."""
         options, mesh = self.options, self.mesh
         for name, parameter in self.stage.named_parameters():
             grad = parameter.grad
             if self.model is self.stage:
                 grad = mesh.all_reduce(grad, "dp") / options.dp
             grad = mesh.all_reduce(grad, "cp") / options.cp
-            if options.sp and shard_dim(name) is None:
+            if shard_dim(options, name) is None and (options.sp or "_proj" in name):
                 grad = mesh.all_reduce(grad, "tp")
             parameter.grad = grad
         if options.tied and options.pp > 1:
             ends = [stage.weight for stage in (getattr(self.stage.model, "embed_tokens", None),
                                                getattr(self.stage, "lm_head", None)) if stage is not None]
-            zero = torch.zeros(options.vocab // options.tp, options.channels, dtype=DTYPES[options.dtype])
+            zero = torch.zeros(options.vocab // options.tp, options.channels, dtype=options.compute_dtype)
             total = mesh.all_reduce(ends[0].grad if ends else zero, "pp")
             for weight in ends:
                 weight.grad = total
@@ -469,7 +178,7 @@ class Trainer:
         squares = torch.zeros(2, dtype=torch.float64)  # replicated over tp, sharded over tp
         for name, parameter in self.stage.named_parameters():
             if not (options.tied and options.pp > 1 and name == "lm_head.weight"):
-                squares[int(shard_dim(name) is not None)] += parameter.grad.double().pow(2).sum()
+                squares[int(shard_dim(options, name) is not None)] += parameter.grad.double().pow(2).sum()
         squares[1:] = mesh.all_reduce(squares[1:], "tp")
         norm = mesh.all_reduce(squares, "pp").sum().sqrt()
         if recording:
@@ -479,7 +188,7 @@ class Trainer:
 
 
 def wire(options):
-    return torch.float32 if options.dtype == "bf16" else DTYPES[options.dtype]
+    return torch.float32 if options.compute_dtype == torch.bfloat16 else options.compute_dtype
 
 
 def train(options, rank, directory, store=None, **more):
@@ -523,7 +232,7 @@ def write_model(options, directory):
               "num_hidden_layers": options.layers, "num_attention_heads": options.heads, "rope_theta": THETA,
               "num_key_value_heads": options.kv_heads, "max_position_embeddings": options.context,
               "hidden_act": "silu", "tie_word_embeddings": options.tied, "attention_bias": False, "mlp_bias": False,
-              "torch_dtype": str(DTYPES[options.dtype]).removeprefix("torch.")}
+              "torch_dtype": str(options.compute_dtype).removeprefix("torch.")}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     alone = replace(options, dp=1, tp=1, cp=1, pp=1, sp=False)
     header, data = {}, b""
@@ -536,8 +245,11 @@ def write_model(options, directory):
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def run(directory, **settings):
-    """Records the step under its plan and on one rank, and writes the model; returns the options."""
+def run(directory, repeats=0, **settings):
+    """Records the step under its plan and on one rank, and writes the model; returns the options.
+
+    repeats: further recordings on one rank, to measure tolerances: in float64, then in single sequences.
+    """
     options = Options(**settings)
     directory = Path(directory)
     write_model(options, directory / "model")
@@ -545,6 +257,9 @@ def run(directory, **settings):
     alone = replace(options, dp=1, tp=1, cp=1, pp=1, sp=False, ddp=False, zigzag=False, microbatches=1,
                     checkpoint=False)
     spawn(alone, directory / "reference")
+    for k in range(repeats):
+        again = replace(alone, microbatches=options.batch) if k else replace(alone, wide=True)
+        spawn(again, directory / "reference", repeat=k + 1)
     return options
 
 

@@ -2,6 +2,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,15 @@ def test_hooks_see_what_the_program_computes(tmp_path):
     assert info["optimizer"]["step"] == 1 and ("head.weight.exp_avg_sq", "state") in tensors
 
 
+def test_head_counts_are_those_of_the_config(tmp_path):
+    model = Model()
+    assert train(tmp_path, model, None)[1]["heads"] is None
+    model.config = SimpleNamespace(model_type="llama", num_attention_heads=4, num_key_value_heads=2)
+    assert train(tmp_path, model, None)[1]["heads"] == [4, 2]
+    model.config = SimpleNamespace(model_type="gpt2", n_head=2)
+    assert train(tmp_path, model, None)[1]["heads"] == [2, 2]
+
+
 def test_recorded_step_is_bitwise_that_of_the_program(tmp_path):
     ids, targets = batch()
     results = []
@@ -179,7 +189,8 @@ def test_recomputation_is_no_micro_batch(tmp_path, dropout):
 
     model.forward = forward
     model.blocks[1].attn.append(nn.Dropout(dropout))
-    tensors, info = train(tmp_path, model)
+    tensors, info = train(tmp_path, model, layout=lambda name, kind, tensor: (
+        Slice.shard(tensor.transpose(0, 1), 0, 0, 1) if kind.startswith("output") else None))
     assert info["microbatches"] == 1 and info["dropout"] == (dropout > 0)
     assert {entry["name"] for entry in info["recomputed"]} == ({"blocks.1", "blocks.1.attn"} if dropout else set())
     assert ("blocks.1.attn", "output_grad") in tensors
@@ -237,7 +248,7 @@ def test_slices_must_fit_and_names_must_be_unique(tmp_path):
     with pytest.raises(ValueError, match=r"layout: wte.weight \(parameter\): expected a slice of shape \[16, 8\]"):
         train(tmp_path, Model(), layout=lambda name, kind, tensor: Slice((32, 8), [[[0, 8]], [[0, 8]]]))
     with pytest.raises(ValueError, match=r"wte.weight: recorded twice; expected distinct names"), \
-            record([Model(), Model()], tmp_path):
+            record(Model(), tmp_path, layout=lambda name, kind, tensor: Slice(tensor.shape, name="wte.weight")):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -251,6 +262,29 @@ def test_layout_renames_and_transposes(tmp_path):
 
     tensors, _ = train(tmp_path, Model(), layout=layout)
     assert tensors["lm_head", "output"].shape == tensors["lm_head", "output_grad"].shape == (6, 2, 16)
+
+
+def test_layout_divides_fused_parameters(tmp_path):
+    def layout(name, kind, tensor):
+        if name != "head.weight":
+            return None
+        return [Slice.shard(part, 0, 0, 1, name=f"{key}.weight") for key, part in zip("qk", tensor.chunk(2))]
+
+    (tensors, info), (full, _) = (train(tmp_path / name, model := Model(), torch.optim.AdamW(model.parameters()), layout=f)
+                                  for name, f in (("divided", layout), ("full", None)))
+    for kind in ("parameter", "grad", "updated"):
+        found = np.concatenate([tensors["q.weight", kind], tensors["k.weight", kind]])
+        assert np.array_equal(found, full["head.weight", kind])
+    assert {"q.weight", "k.weight"} < {*info["optimizer"]["groups"][0]["parameters"]}
+
+
+def test_stages_that_number_their_layers_from_zero(tmp_path):
+    stages = [Block(), Block()]
+    with record(stages, tmp_path):
+        stages[1](stages[0](torch.randn(2, 6, 8))).sum().backward()
+    recorded = Recorded(tmp_path)
+    assert {name for name, kind in recorded.tensors if kind == "grad" and "ln" in name} == {
+        "0.ln.weight", "0.ln.bias", "1.ln.weight", "1.ln.bias"}
 
 
 @pytest.mark.parametrize("kind, reason", [("FullyShardedDataParallel", "FSDP1"), ("DeepSpeedEngine", "DeepSpeed"),

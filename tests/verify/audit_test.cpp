@@ -300,6 +300,32 @@ void make_partial(Recorded& r, int64_t rank, int64_t ranks) {
     r.values[i] *= static_cast<int64_t>(i) % ranks == rank ? 0.9 : 0.1 / static_cast<double>(ranks - 1);
 }
 
+// The input gradient of the last feed-forward layer is wrong; `inside`: also the gradients of its column-parallel
+// layers.
+Fault change_mlp_backward(bool inside) {
+  return [inside](Recorded& r) {
+    if ((r.kind == Kind::output_grad && r.name == "model.layers.1.self_attn") ||
+        (inside && r.kind == Kind::grad && r.name == "model.layers.1.mlp.up_proj.weight"))
+      for (size_t i = 0; i < r.values.size(); ++i) r.values[i] *= std::cos(static_cast<double>(i));
+  };
+}
+
+// The last block leaves some elements of its input unchanged: the same of each rank, or others; `narrow`: outputs are
+// rounded to bf16.
+Fault drop_elements(bool same, bool narrow = false) {
+  auto inputs = std::make_shared<std::map<std::pair<int, int64_t>, std::vector<double>>>();
+  return [same, narrow, inputs](Recorded& r) {
+    if (r.kind != Kind::output) return;
+    for (double& x : r.values)
+      if (narrow) x = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(x))));
+    std::vector<double>& input = (*inputs)[{r.rank, r.microbatch}];
+    if (r.name == "model.layers.0") input = r.values;
+    if (r.name != "model.layers.1") return;
+    for (size_t i = 0; i < input.size(); ++i)
+      if ((i * i + (same ? 0 : static_cast<size_t>(r.rank) * i)) % 7 == 2) r.values[i] = input[i];
+  };
+}
+
 std::vector<Case> cases() {
   const auto grad = [](const Recorded& r) { return r.kind == Kind::grad; };
   const auto factor = [grad](double f) {
@@ -313,6 +339,13 @@ std::vector<Case> cases() {
       {"factor-dp", {.dp = 4}, factor(4)},
       {"factor-dp", {.dp = 2, .m = 4}, factor(0.5)},
       {"factor-cp", {.cp = 2, .m = 4}, factor(2)},
+      {"factor-dp", {.dp = 2, .cp = 2}, factor(2)},
+      // The loss is a mean over the tokens of each context rank.
+      {"factor-cp",
+       {.dp = 2, .cp = 2},
+       [grad](Recorded& r) {
+         if (grad(r) || r.kind == Kind::output_grad) scale_by(r, 2);
+       }},
       {"factor-tp",
        {.tp = 2},
        [grad](Recorded& r) {
@@ -339,6 +372,12 @@ std::vector<Case> cases() {
        [](Recorded& r) {
          if (r.kind == Kind::output_grad && r.name == "model.layers.0") make_partial(r, r.tp, 2);
        }},
+      {"input-gradient-not-summed", {.tp = 2}, change_mlp_backward(false)},
+      {"wrong-slice", {.tp = 2}, change_mlp_backward(true)},
+      {"dropout-seeds", {.cp = 2}, drop_elements(true)},
+      {"dropout-seeds", {.dp = 2}, drop_elements(true)},
+      {"dropout-seeds", {.m = 4}, drop_elements(true, true)},
+      {"unknown", {.cp = 2}, drop_elements(false)},
       {"wrong-slice",
        {.tp = 2},
        [values = std::make_shared<std::vector<double>>()](Recorded& r) {
@@ -360,6 +399,17 @@ std::vector<Case> cases() {
        {.dp = 2},
        [](Recorded& r) {
          if (r.kind == Kind::parameter && r.dp == 1 && has(r.name, "up_proj")) scale_by(r, 1.01);
+       }},
+      // Without the previous update, whose direction follows from the optimizer state.
+      {"stale-parameters",
+       {.dp = 2},
+       [](Recorded& r) {
+         for (size_t i = 0; i < r.values.size(); ++i) {
+           const double moment = std::sin(static_cast<double>(i)), square = 1 + std::cos(static_cast<double>(i)) / 2;
+           if (r.kind == Kind::state) r.values[i] = r.name.ends_with("_sq") ? square : moment;
+           if (r.kind == Kind::parameter && r.dp == 1 && has(r.name, "up_proj"))
+             r.values[i] += 0.01 * moment / std::sqrt(square);
+         }
        }},
       {"wrong-mask",
        {.cp = 2},

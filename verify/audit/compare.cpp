@@ -22,6 +22,7 @@
 #include "base/bad_input.h"
 #include "base/json.h"
 #include "verify/audit/facts.h"
+#include "verify/audit/locate.h"
 #include "verify/audit/pairs.h"
 #include "verify/diagnosis/differences.h"
 
@@ -32,9 +33,6 @@ namespace {
 constexpr double kMargin = 4;        // of measured tolerances
 constexpr double kUndecided = 0.3;   // larger tolerances cannot refute
 constexpr double kOtherModel = 0.9;  // fraction of different parameters
-
-// Names of tied heads, which some programs store as another parameter.
-constexpr std::string_view kHead = "lm_head.weight";
 
 bool is_vocabulary(std::string_view name) {
   return std::ranges::any_of(std::array{"embed", "wte", "lm_head", "tok", "head", "output"},
@@ -48,21 +46,9 @@ struct Accumulated {
   std::map<std::pair<Batch, Batch>, Sums> pairs;  // of the first replica
 };
 
-class Comparison {
+class Comparison : public Pairing {
  public:
-  Comparison(const Recording& found, const Recording& expected)
-      : found_(found), expected_(expected), match_(found, expected) {}
-
-  const RowMatch& match() const { return match_; }
-
-  // The reference's tensor of the same role; the table if a tied head has none. Null if there is none.
-  const std::map<Batch, StoredTensor>* counterpart(const Key& key) const {
-    if (const auto* const same = expected_.find(key.kind, key.name)) return same;
-    if (!key.name.starts_with(kHead)) return nullptr;
-    for (const char* table : {"model.embed_tokens.weight", "transformer.wte.weight"})
-      if (const auto* const tied = expected_.find(key.kind, table)) return tied;
-    return nullptr;
-  }
+  using Pairing::Pairing;
 
   Accumulated accumulate(const Key& key, const std::map<Batch, StoredTensor>& tensors,
                          const std::map<Batch, StoredTensor>& others) const {
@@ -71,42 +57,42 @@ class Comparison {
     std::map<std::string, std::vector<double>> sums;
     const StoredTensor* described = nullptr;
     std::vector<std::string> axes;  // on which a replica differs from the first; empty: several
-    for_each_block(
-        match_, tensors, others, is_batched(key.kind),
-        [&](const Block& b, const StoredTensor& t, const StoredTensor& e) {
-          if (described != &t) {
-            axes.assign(t.replicas.size(), "");
-            for (size_t r = 1; r < t.replicas.size(); ++r)
-              if (const auto all = found_.differing_axes(t, 0, r); all.size() == 1) axes[r] = all[0];
-            described = &t;
-          }
-          const double scale = key.kind == Kind::output_grad ? loss_factor({b.found_batch, b.expected_batch}) : 1;
-          expected_.read(e, 0, b.other, there);
-          if (t.replicas.size() > out.replicas.size()) {
-            out.replicas.resize(t.replicas.size());
-            out.between.resize(t.replicas.size());
-          }
-          sums.clear();
-          for (size_t r = 0; r < t.replicas.size(); ++r) {
-            found_.read(t, r, b.rows, here);
-            if (r == 0) first = here;
-            Sums s;
-            for_each_element(here, there, t.width(), e.width(),
-                             [&](double x, double y, int64_t, int64_t) { s.add(x, y, scale); });
-            out.replicas[r].add(s);
-            if (r == 0) {
-              out.pairs[{b.found_batch, b.expected_batch}].add(s);
-              continue;
-            }
-            for (size_t i = 0; i < here.size(); ++i) out.between[r].add(here[i], first[i], 1);
-            if (axes[r].empty()) continue;
-            std::vector<double>& sum = sums.try_emplace(axes[r], first).first->second;
-            for (size_t i = 0; i < here.size(); ++i) sum[i] += here[i];
-          }
-          for (const auto& [axis, sum] : sums)
-            for_each_element(sum, there, t.width(), e.width(),
-                             [&, &to = out.sums[axis]](double x, double y, int64_t, int64_t) { to.add(x, y, scale); });
-        });
+    for_each_block(match_, tensors, others, is_batched(key.kind),
+                   [&](const Block& b, const StoredTensor& t, const StoredTensor& e) {
+                     if (described != &t) {
+                       axes.assign(t.replicas.size(), "");
+                       for (size_t r = 1; r < t.replicas.size(); ++r)
+                         if (const auto all = found_.differing_axes(t, 0, r); all.size() == 1) axes[r] = all[0];
+                       described = &t;
+                     }
+                     const double scale = this->scale(key.kind, b);
+                     expected_.read(e, 0, b.other, there);
+                     if (t.replicas.size() > out.replicas.size()) {
+                       out.replicas.resize(t.replicas.size());
+                       out.between.resize(t.replicas.size());
+                     }
+                     sums.clear();
+                     for (size_t r = 0; r < t.replicas.size(); ++r) {
+                       found_.read(t, r, b.rows, here);
+                       if (r == 0) first = here;
+                       Sums s;
+                       for_each_element(here, there, t.width(), e.width(),
+                                        [&](double x, double y, int64_t, int64_t) { s.add(x, y, scale); });
+                       out.replicas[r].add(s);
+                       if (r == 0) {
+                         out.pairs[{b.found_batch, b.expected_batch}].add(s);
+                         continue;
+                       }
+                       for (size_t i = 0; i < here.size(); ++i) out.between[r].add(here[i], first[i], 1);
+                       if (axes[r].empty()) continue;
+                       std::vector<double>& sum = sums.try_emplace(axes[r], first).first->second;
+                       for (size_t i = 0; i < here.size(); ++i) sum[i] += here[i];
+                     }
+                     for (const auto& [axis, sum] : sums)
+                       for_each_element(
+                           sum, there, t.width(), e.width(),
+                           [&, &to = out.sums[axis]](double x, double y, int64_t, int64_t) { to.add(x, y, scale); });
+                   });
     return out;
   }
 
@@ -120,10 +106,6 @@ class Comparison {
     if (!last) return;
     for (const auto& [pair, sums] : accumulate(*last, found_.tensors().at(*last), *counterpart(*last)).pairs)
       factors_[pair] = sums.factor();
-  }
-  const std::map<std::pair<Batch, Batch>, double>& factors() const { return factors_; }
-  double order(const std::string& name) const {
-    return std::max(found_.order(name), expected_.find(Kind::output, name) ? expected_.order(name) : -1e18);
   }
 
   TensorResult compare(const Key& key) const {
@@ -146,21 +128,7 @@ class Comparison {
     }
     return out;
   }
-
-  const Recording &found_, &expected_;
-
- private:
-  double loss_factor(const std::pair<Batch, Batch>& pair) const {
-    const auto found = factors_.find(pair);
-    return found == factors_.end() || found->second == 0 ? 1 : found->second;
-  }
-  RowMatch match_;
-  std::map<std::pair<Batch, Batch>, double> factors_;
 };
-
-bool is_compared(Kind kind) {
-  return kind == Kind::parameter || kind == Kind::output || kind == Kind::output_grad || kind == Kind::grad;
-}
 
 // Number of layers on the path to the tensor.
 double depth(const Comparison& c, const Key& key, int64_t layers) {
@@ -175,21 +143,29 @@ void set_tolerances(const Comparison& c, const std::vector<Comparison>& repeats,
   for (const TensorResult& t : all) layers = std::max(layers, layer_index(t.key.name) + 1);
   const double eps = std::max(c.found_.epsilon(), c.expected_.epsilon());
   const bool narrow = eps > 1e-4;
+  double trained = 0;  // tokens; the rounding errors of a token's values are correlated
+  for (const TokenRow& row : c.found_.rows())
+    trained += static_cast<double>(std::ranges::count_if(row.targets, [](int64_t target) { return target >= 0; }));
   for (TensorResult& t : all) {
-    const double steps = eps * std::sqrt(depth(c, t.key, layers));
+    Key key = t.key;  // in the reference, where a tied head is the table
+    if (!c.expected_.tensors().contains(key))
+      for (const auto& [other, tensors] : c.expected_.tensors())
+        if (&tensors == c.counterpart(t.key)) key = other;
+    const double steps = eps * std::sqrt(depth(c, key, layers));
     t.tolerance = t.key.kind == Kind::parameter ? 4 * eps : (narrow ? 4 : 64) * steps;
     double factor = 0;
     if (!repeats.empty() && t.key.kind != Kind::parameter) {
       t.tolerance = (narrow ? 1 : 8) * steps;
       for (const Comparison& repeat : repeats)
-        if (repeat.found_.tensors().contains(t.key) && repeat.counterpart(t.key)) {
-          const TensorResult measured = repeat.compare(t.key);
+        if (repeat.found_.tensors().contains(key) && repeat.counterpart(key)) {
+          const TensorResult measured = repeat.compare(key);
           t.tolerance = std::max(t.tolerance, kMargin * measured.distance);
           factor = std::max(factor, kMargin * std::abs(measured.factor - 1));
         }
     }
-    const double noise = kMargin * t.tolerance / std::sqrt(static_cast<double>(std::max<int64_t>(1, t.elements)));
-    t.factor_tolerance = std::max(factor, noise) + eps * (narrow ? 1.0 / 64 : 8);
+    const double noise = kMargin / std::sqrt(static_cast<double>(std::max<int64_t>(1, t.elements)));
+    const double of_tokens = t.key.kind != Kind::parameter && trained > 0 ? 1 / std::sqrt(trained) : 0;
+    t.factor_tolerance = std::max(factor, t.tolerance * std::max(noise, of_tokens)) + eps * (narrow ? 1.0 / 64 : 8);
   }
 }
 
@@ -307,137 +283,25 @@ std::optional<TensorResult> compare_losses(const Recording& found, const Recordi
   return out;
 }
 
-// The parameter of a gradient, if its slices are complete; null otherwise.
-const StoredTensor* find_parameter(const Comparison& c, const TensorResult& t) {
-  const auto* const found = t.key.kind == Kind::grad ? c.found_.find(Kind::parameter, t.key.name) : nullptr;
-  if (!found || found->begin()->second.shape != c.found_.tensors().at(t.key).begin()->second.shape) return nullptr;
-  return &found->begin()->second;
+// Tokens of the first contiguous chunk of a context rank.
+int64_t context_chunk(const Recording& r) {
+  const auto* const ids = r.find(Kind::input_ids, "input_ids");
+  if (!ids || r.rows().empty()) return 0;
+  const Slice& first = ids->begin()->second.replicas[0][0];
+  return first.index.size() == 2 && !first.index[1].empty() ? first.index[1][0].size() : std::ssize(r.rows()[0].ids);
 }
 
-// Bounds of the wrong elements, and what their positions show.
-Divergence locate(const Comparison& c, const TensorResult& t, RecordedTensor& seen) {
-  Divergence out{.tensor = t, .layer = layer_index(t.key.name)};
-  if (!c.found_.tensors().contains(t.key)) return out;
-  const StoredTensor& any = c.found_.tensors().at(t.key).begin()->second;
-  out.rank = std::max(0, c.found_.owner(any, std::min(t.replica, any.replicas.size() - 1), 0, 0));
-  if (!is_compared(t.key.kind)) return out;
-  const bool batched = is_batched(t.key.kind);
-  std::vector<double> here, there;
-  std::vector<Range> bounds;
-  std::set<std::pair<Batch, int64_t>> samples, all_samples;
-  std::vector<double> shift(static_cast<size_t>(any.width()));  // sums of differences by column
-  double squares = 0, rows = 0;
-  const StoredTensor* const parameter = find_parameter(c, t);
-  Sums multiple;  // the difference as a multiple of the parameter
-  std::vector<double> values;
-  const double least = 4 * std::max(t.tolerance, 1e-7) * t.size;
-  for_each_block(c.match(), c.found_.tensors().at(t.key), *c.counterpart(t.key), batched,
-                 [&](const Block& b, const StoredTensor& a, const StoredTensor& e) {
-                   const size_t replica = std::min(t.replica, a.replicas.size() - 1);
-                   c.found_.read(a, replica, b.rows, here);
-                   c.expected_.read(e, 0, b.other, there);
-                   const auto found = c.factors().find({b.found_batch, b.expected_batch});
-                   const double scale =
-                       t.key.kind == Kind::output_grad && found != c.factors().end() ? found->second : 1;
-                   all_samples.insert({b.found_batch, b.sample});
-                   rows += static_cast<double>(b.rows.size());
-                   if (parameter) c.found_.read(*parameter, 0, b.rows, values);
-                   for_each_element(here, there, a.width(), e.width(), [&](double x, double y, int64_t r, int64_t col) {
-                     const double difference = x - scale * y;
-                     if (std::isnan(difference)) return;
-                     shift[static_cast<size_t>(col)] += difference, squares += difference * difference;
-                     if (parameter) multiple.add(difference, values[static_cast<size_t>(r * a.width() + col)], 1);
-                     if (!(std::abs(difference) > least)) return;
-                     std::vector<int64_t> at;
-                     if (batched)
-                       at = {b.sample, b.first_token + r, col};
-                     else if (t.ndim > 1)
-                       at = {b.rows.begin + r, col};
-                     else
-                       at = {col};
-                     if (out.wrong++ == 0) {
-                       out.rank = c.found_.owner(a, replica, b.rows.begin + r, col);
-                       out.microbatch = batched ? b.found_batch.second : -1;
-                       for (const int64_t i : at) bounds.push_back({i, i + 1});
-                     }
-                     for (size_t d = 0; d < at.size(); ++d)
-                       bounds[d] = {std::min(bounds[d].begin, at[d]), std::max(bounds[d].end, at[d] + 1)};
-                     samples.insert({b.found_batch, b.sample});
-                   });
-                 });
-  out.index = bounds;
-  if (batched && bounds.size() == 3) seen.first_token = bounds[1].begin;
-  double same = 0;
-  for (const double sum : shift) same += sum * sum / std::max(1.0, rows);
-  seen.same_shift = t.key.kind == Kind::output && rows > 1 && same > 0.98 * squares;
-  if (multiple.n > 0 && multiple.residual() < 0.05) seen.of_parameter = multiple.factor();
-  seen.some_samples = samples.size() < all_samples.size();
-  std::set<int64_t> wrong_data, data;
-  for (const auto& [batch, sample] : all_samples) data.insert(batch.first);
-  for (const auto& [batch, sample] : samples) wrong_data.insert(batch.first);
-  if (batched && wrong_data.size() < data.size()) seen.some_data_ranks = true;
-  return out;
+// The factor that all output gradients have in common; 0 if there is none.
+double common_factor(const Pairing::Factors& factors, double loss_scale) {
+  if (factors.empty()) return 0;
+  const double first = factors.begin()->second / loss_scale;
+  const bool same = std::ranges::all_of(
+      factors, [&](const auto& f) { return std::abs(f.second / loss_scale - first) <= 0.01 * std::abs(first); });
+  return same ? first : 0;
 }
 
-// Whether every wrong sequence is right up to a separator, the same token in each.
-void find_documents(const Comparison& c, const TensorResult& t, RecordedStep& seen) {
-  std::map<std::pair<Batch, int64_t>, int64_t> firsts;
-  std::vector<double> here, there;
-  const double least = 4 * std::max(t.tolerance, 1e-7) * t.size;
-  for_each_block(c.match(), c.found_.tensors().at(t.key), *c.counterpart(t.key), true,
-                 [&](const Block& b, const StoredTensor& a, const StoredTensor& e) {
-                   c.found_.read(a, std::min(t.replica, a.replicas.size() - 1), b.rows, here);
-                   c.expected_.read(e, 0, b.other, there);
-                   for_each_element(here, there, a.width(), e.width(), [&](double x, double y, int64_t r, int64_t) {
-                     if (std::abs(x - y) > least) firsts.try_emplace({b.found_batch, b.sample}, b.first_token + r);
-                   });
-                 });
-  std::set<int64_t> separators, places;
-  for (const auto& [sample, token] : firsts) places.insert(token);
-  seen.document = places.size() > 1 && *places.begin() > 0;  // masks of context ranks are equal in all rows
-  for (const TokenRow& row : c.found_.rows()) {
-    const auto first = firsts.find({row.batch, row.row});
-    if (first == firsts.end()) continue;
-    const int64_t at = first->second;
-    if (at == 0 || at >= std::ssize(row.ids)) return;
-    const auto token = row.ids[static_cast<size_t>(at - 1)];
-    if (std::count(row.ids.begin(), row.ids.begin() + at - 1, token) > 0) return;  // an earlier document
-    separators.insert(token);
-  }
-  if (separators.size() != 1) return;
-  seen.document = true;
-  seen.tokens_from = *separators.begin();
-}
-
-// Whether a rank's slice of a parameter has the values of another slice of the expected tensor.
-bool is_elsewhere(const Comparison& c, const TensorResult& t) {
-  const StoredTensor& a = c.found_.tensors().at(t.key).begin()->second;
-  const StoredTensor& e = c.counterpart(t.key)->begin()->second;
-  if (a.shape != e.shape) return false;
-  std::vector<double> here, there, full;
-  c.expected_.read(e, 0, {0, e.rows()}, full);
-  for (const Slice& slice : a.replicas[std::min(t.replica, a.replicas.size() - 1)]) {
-    StoredTensor alone{slice.bytes->shape, {{{slice.rank, slice.bytes, {}, {}}}}};
-    c.found_.read(alone, 0, {0, alone.rows()}, here);
-    for (const auto& replica : a.replicas)
-      for (const Slice& other : replica) {
-        if (other.bytes->shape != slice.bytes->shape || slice.index.empty() || other.index.empty()) continue;
-        // The expected values in the places of the other slice.
-        StoredTensor place = a;
-        place.replicas = {{other}};
-        there.clear();
-        for (int64_t row = 0; row < a.rows(); ++row)
-          for (int64_t column = 0; column < a.width(); ++column)
-            if (c.found_.has(place, row, column)) there.push_back(full[static_cast<size_t>(row * a.width() + column)]);
-        Sums right;
-        for (size_t i = 0; i < here.size() && here.size() == there.size(); ++i) right.add(here[i], there[i], 1);
-        if (&other != &slice && right.n > 0 && right.distance() <= t.tolerance) return true;
-      }
-  }
-  return false;
-}
-
-RecordedStep describe(const Recording& found, const RowMatch& match) {
+RecordedStep describe(const Comparison& c) {
+  const Recording& found = c.found_;
   RecordedStep out{.dp = found.axis_size("dp"),
                    .tp = found.axis_size("tp"),
                    .cp = found.axis_size("cp"),
@@ -448,13 +312,16 @@ RecordedStep describe(const Recording& found, const RowMatch& match) {
     out.tokens += std::ranges::count_if(row.targets, [](int64_t t) { return t >= 0; });
   for (const nlohmann::json& loss : found.info("losses"))
     if (value_at(loss, "scale").is_number()) out.loss_scale = loss["scale"].get<double>();
+  out.output_factor = common_factor(c.factors(), out.loss_scale);
   out.dropout = found.info("dropout") == true;
   for (const RankInfo& rank : found.ranks())
     for (const nlohmann::json& module : value_at(rank.info, "recomputed")) out.recomputed.push_back(module.dump());
-  out.dropped = match.dropped, out.repeated = match.repeated, out.foreign = match.foreign;
+  out.dropped = c.match().dropped, out.repeated = c.match().repeated, out.foreign = c.match().foreign;
   out.logits_sum = sum_logits(found);
-  if (!found.rows().empty()) out.tokens_per_rank = std::ssize(found.rows()[0].ids) / out.cp;
-  out.same_masks = out.dropout && equal_masks(found);
+  if (!found.rows().empty()) out.sequence = std::ssize(found.rows()[0].ids);
+  out.chunk = context_chunk(found);
+  out.same_masks = equal_masks(found);
+  out.gaps = found.findings();
   return out;
 }
 
@@ -466,8 +333,8 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
     bad_input("{}: expected the tokens of {}, got others", found.what(), expected.what());
   AuditResult out;
   out.measured = !repeats.empty();
-  out.seen = describe(found, c.match());
   c.find_factors();
+  out.seen = describe(c);
   std::vector<Comparison> measures;
   for (const auto& repeat : repeats) measures.emplace_back(*repeat, expected).find_factors();
   int64_t others = 0, parameters = 0;
@@ -518,10 +385,11 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
   check_update(found, expected, out);
   const auto place = [&](const TensorResult& t) {
     const double order = c.order(t.key.name);
-    const bool backward = t.key.kind == Kind::output_grad || t.key.kind == Kind::grad;
-    return std::tuple(t.key.kind, backward ? -order : order, t.key.name);
+    const bool reversed = t.key.kind == Kind::output_grad || t.key.kind == Kind::grad;
+    return std::tuple(t.key.kind, reversed ? -order : order, t.key.name);
   };
   std::ranges::stable_sort(out.tensors, {}, place);
+  std::optional<double> backward;  // order of the first module with a wrong output gradient
   for (const TensorResult& t : out.tensors) {
     if (t.key.kind == Kind::grad) ++out.seen.gradients;
     if (t.padded) out.seen.padded_vocabulary = true;
@@ -534,12 +402,10 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
         std::sqrt(residual) <= std::max(t.tolerance * std::abs(t.factor), 1e-4 * std::abs(t.factor - 1)))
       wrong.factor = t.factor;
     if (t.sum_factor != 0) wrong.sum_factor = t.sum_factor;
-    if (out.first) continue;
-    out.first = locate(c, t, wrong);
-    wrong.elsewhere = t.key.kind == Kind::parameter && is_elsewhere(c, t);
-    if (t.key.kind == Kind::output && !found.rows().empty()) find_documents(c, t, out.seen);
+    if (t.key.kind == Kind::output_grad && !backward) backward = c.order(t.key.name);
+    wrong.downstream = t.key.kind == Kind::grad && backward && c.enclosing_order(t.key.name) > *backward;
+    if (!out.first) out.first = locate(c, t, wrong, out.seen);
   }
-  out.seen.gaps = found.findings();
   out.causes = diagnose(out.seen);
   const bool convention = !out.causes.empty() && out.causes[0].cause == "sum-instead-of-mean" && out.causes.size() == 1;
   const bool masked =

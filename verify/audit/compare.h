@@ -36,15 +36,29 @@ struct TensorResult {
   bool shape_differs = false, padded = false;  // padded: only in more rows or columns of the vocabulary
 };
 
+// Ranges of a dim that have wrong elements: "tokens", "heads", "vocabulary".
+struct Extent {
+  std::string dim;
+  std::vector<Range> ranges;
+};
+
 // Where the first divergence is.
 struct Divergence {
   TensorResult tensor;
   int64_t layer = -1;
-  int rank = 0;
-  int64_t microbatch = -1;
-  std::vector<Range> index = {};  // bounds of the wrong elements; empty: all
+  int rank = 0;                            // of the first wrong element
+  int64_t microbatch = -1;                 // of the first wrong element
+  std::vector<int> ranks = {};             // that store wrong elements
+  std::vector<int64_t> microbatches = {};  // with wrong elements
+  std::vector<Range> index = {};           // bounds of the wrong elements; empty: all
+  std::vector<Extent> extents = {};
   int64_t wrong = 0;
 };
+
+// Whether tensors of a kind are compared with the reference's; others are recomputed.
+constexpr bool is_compared(Kind kind) {
+  return kind == Kind::parameter || kind == Kind::output || kind == Kind::output_grad || kind == Kind::grad;
+}
 
 enum class Verdict : uint8_t { correct, diverges, undecided };
 

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -38,20 +37,77 @@ std::vector<double> norm_gradients(const Recording& r, const std::string& name, 
   return out;
 }
 
+namespace {
+
+constexpr int64_t kMaskedRows = 16;    // of a rank and micro-batch
+constexpr size_t kMaxMasks = 16;       // ranks and micro-batches that are compared
+constexpr int64_t kMinEqual = 8;       // fewer equal elements are a coincidence
+constexpr double kMaxEqual = 0.6;      // fraction; more are no dropout
+constexpr double kSameElements = 0.8;  // in low precision, rounding leaves further elements unchanged
+
+// The output that a block adds its branches to: that of the preceding block, or the token embeddings.
+std::string block_input(const std::string& block) {
+  const size_t dot = block.rfind('.') + 1;
+  if (dot == 0 || dot == block.size() || block.find_first_not_of("0123456789", dot) != block.npos) return "";
+  const int64_t layer = layer_index(block.substr(dot));
+  return layer > 0 ? block.substr(0, dot) + std::to_string(layer - 1) : "model.embed_tokens";
+}
+
+// The rows of a slice as its rank stores them.
+std::vector<double> stored_rows(const Recording& r, const Slice& slice) {
+  const StoredTensor alone{slice.bytes->shape, {{{slice.rank, slice.bytes, {}, {}}}}};
+  std::vector<double> out;
+  r.read(alone, 0, {0, std::min(alone.rows(), kMaskedRows)}, out);
+  return out;
+}
+
+// Elements with the same value in both, except in rows that are equal altogether, such as those of a skipped layer.
+// Empty if they are not like a dropout mask.
+std::vector<bool> equal_elements(const std::vector<double>& a, const std::vector<double>& b, int64_t width) {
+  std::vector<bool> out(a.size());
+  for (int64_t row = 0; row < std::ssize(a); row += width) {
+    if (std::equal(a.begin() + row, a.begin() + row + width, b.begin() + row)) continue;
+    for (auto i = static_cast<size_t>(row); i < static_cast<size_t>(row + width); ++i) out[i] = a[i] == b[i];
+  }
+  const auto equal = std::ranges::count(out, true);
+  const bool is_mask = equal >= kMinEqual && static_cast<double>(equal) <= kMaxEqual * static_cast<double>(out.size());
+  return is_mask ? out : std::vector<bool>();
+}
+
+bool is_same(const std::vector<bool>& a, const std::vector<bool>& b) {
+  if (a.size() != b.size()) return false;
+  int64_t both = 0;
+  for (size_t i = 0; i < a.size(); ++i) both += a[i] && b[i] ? 1 : 0;
+  const auto fewer = std::min(std::ranges::count(a, true), std::ranges::count(b, true));
+  return static_cast<double>(both) >= kSameElements * static_cast<double>(fewer);
+}
+
+}  // namespace
+
 bool equal_masks(const Recording& r) {
   for (const auto& [key, batches] : r.tensors()) {
-    if (key.kind != Kind::output || batches.size() < 2 || key.name.find("drop") == std::string::npos) continue;
-    std::set<std::vector<bool>> masks;
-    int64_t zeros = 0;
-    std::vector<double> values;
-    for (const auto& [batch, t] : batches) {
-      r.read(t, 0, {0, std::min<int64_t>(t.rows(), 8)}, values);
-      std::vector<bool> mask;
-      for (const double x : values) mask.push_back(x == 0);
-      zeros += std::ranges::count(mask, true);
-      masks.insert(mask);
-    }
-    if (zeros > 0 && masks.size() < batches.size()) return true;
+    if (key.kind != Kind::output) continue;
+    const bool is_dropout = key.name.find("drop") != std::string::npos;
+    const auto* const inputs = is_dropout ? nullptr : r.find(Kind::output, block_input(key.name));
+    if (!is_dropout && !inputs) continue;
+    std::vector<std::vector<bool>> masks;
+    for (const auto& [batch, t] : batches)
+      for (const Slice& slice : t.replicas[0]) {
+        const std::vector<double> values = stored_rows(r, slice);
+        std::vector<double> before(values.size());
+        if (inputs) {
+          const auto there = inputs->find(batch);
+          if (there == inputs->end()) continue;
+          const auto& slices = there->second.replicas[0];
+          const auto same = std::ranges::find(slices, slice.rank, &Slice::rank);
+          if (same == slices.end() || same->bytes->shape != slice.bytes->shape) continue;
+          before = stored_rows(r, *same);
+        }
+        const std::vector<bool> mask = equal_elements(values, before, slice.bytes->shape.back());
+        if (mask.empty() || masks.size() == kMaxMasks) continue;
+        if (std::ranges::any_of(masks, [&](const auto& other) { return is_same(mask, other); })) return true;
+        masks.push_back(mask);
+      }
   }
   return false;
 }

@@ -11,7 +11,8 @@ namespace tessera::audit {
 // and output gradients, which are divided by `scale`. Empty if the recording lacks them.
 std::vector<double> norm_gradients(const Recording& recording, const std::string& name, Batch batch, double scale);
 
-// Whether two data ranks or micro-batches have the same zeros in a dropout module's output.
+// Whether ranks or micro-batches with different tokens have the same dropout mask: the same zeros in the output of a
+// dropout module, or the same elements that a block leaves unchanged because both of its branches are dropped.
 bool equal_masks(const Recording& recording);
 
 // Sums of the logits' gradients over the vocabulary, relative to the sums of their magnitudes: 0 for a softmax.

@@ -58,6 +58,35 @@ struct Block {
   Range rows, other;        // in the tensors' rows
   int64_t first_token = 0;  // of `rows`
 };
+constexpr bool is_batched(Kind kind) { return kind == Kind::output || kind == Kind::output_grad; }
+
+// Corresponding tensors and rows of a recording and its reference.
+class Pairing {
+ public:
+  // Of the output gradients of two micro-batches, relative to the reference's.
+  using Factors = std::map<std::pair<Batch, Batch>, double>;
+
+  Pairing(const Recording& found, const Recording& expected)
+      : found_(found), expected_(expected), match_(found, expected) {}
+
+  const RowMatch& match() const { return match_; }
+  const Factors& factors() const { return factors_; }
+  // The reference's tensor of the same role; the table if a tied head has none. Null if there is none.
+  const std::map<Batch, StoredTensor>* counterpart(const Key& key) const;
+  // What the expected values of a block are multiplied by.
+  double scale(Kind kind, const Block& block) const;
+  // Position of a module in the forward pass; lower first.
+  double order(const std::string& name) const;
+  // Of the innermost module around a parameter that has a recorded output; -infinity if there is none.
+  double enclosing_order(std::string name) const;
+
+  const Recording &found_, &expected_;
+
+ protected:
+  RowMatch match_;
+  Factors factors_;
+};
+
 // Calls f(block, found tensor, expected tensor) for blocks of limited size; skips rows that do not correspond.
 template <class F>
 void for_each_block(const RowMatch& match, const std::map<Batch, StoredTensor>& found,
@@ -112,7 +141,5 @@ void for_each_element(const std::vector<double>& a, const std::vector<double>& b
     for (int64_t c = 0; c < columns; ++c)
       f(a[static_cast<size_t>(r * width + c)], b[static_cast<size_t>(r * other + c)], r, c);
 }
-
-constexpr bool is_batched(Kind kind) { return kind == Kind::output || kind == Kind::output_grad; }
 
 }  // namespace tessera::audit

@@ -1,13 +1,23 @@
-// Matching of rows by their tokens.
+// Corresponding rows, by their tokens, and corresponding tensors, by their names.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "verify/audit/pairs.h"
 
 namespace tessera::audit {
+
+namespace {
+
+// Names of tied heads, which some programs store as another parameter.
+constexpr std::string_view kHead = "lm_head.weight";
+
+}  // namespace
 
 RowMatch::RowMatch(const Recording& found, const Recording& expected) {
   using Content = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
@@ -83,6 +93,29 @@ const RowMatch::Place* RowMatch::find(Batch batch, int64_t row) const {
 int64_t RowMatch::samples(Batch batch) const {
   const auto found = samples_.find(batch);
   return found == samples_.end() ? 0 : found->second;
+}
+
+const std::map<Batch, StoredTensor>* Pairing::counterpart(const Key& key) const {
+  if (const auto* const same = expected_.find(key.kind, key.name)) return same;
+  if (!key.name.starts_with(kHead)) return nullptr;
+  for (const char* table : {"model.embed_tokens.weight", "transformer.wte.weight"})
+    if (const auto* const tied = expected_.find(key.kind, table)) return tied;
+  return nullptr;
+}
+
+double Pairing::scale(Kind kind, const Block& block) const {
+  const auto found = factors_.find({block.found_batch, block.expected_batch});
+  return kind != Kind::output_grad || found == factors_.end() || found->second == 0 ? 1 : found->second;
+}
+
+double Pairing::order(const std::string& name) const {
+  return std::max(found_.order(name), expected_.find(Kind::output, name) ? expected_.order(name) : -1e18);
+}
+
+double Pairing::enclosing_order(std::string name) const {
+  while (!name.empty() && !found_.find(Kind::output, name))
+    name.resize(name.find('.') == name.npos ? 0 : name.rfind('.'));
+  return name.empty() ? -std::numeric_limits<double>::infinity() : order(name);
 }
 
 }  // namespace tessera::audit

@@ -86,9 +86,13 @@ struct RecordedTensor {
   bool some_samples = false;     // only some sequences are wrong
   bool same_shift = false;       // all rows differ by the same vector
   double of_parameter = 0;       // a gradient: found = expected + this times the parameter; 0: no such multiple
+  double of_update = 0;          // a parameter: found = expected + this times the direction of the previous update
   bool some_data_ranks = false;  // only the rows of some data ranks are wrong
-  int64_t first_token = -1;      // of the first wrong elements; -1: not of tokens
-  bool elsewhere = false;        // the values are those of another slice of the expected tensor
+  int64_t first_token = -1, end_token = -1;  // bounds of the wrong tokens; -1: not of tokens
+  // A gradient: its module is later in the forward pass than the first module with a wrong output gradient, so that
+  // gradients of outputs do not explain it.
+  bool downstream = false;
+  bool elsewhere = false;  // the values are those of another slice of the expected tensor
 };
 
 struct RecordedStep {
@@ -110,7 +114,8 @@ struct RecordedStep {
   bool document = false;                  // every wrong sequence is wrong from a separator on
   double loss_difference = 0;             // found - expected
   double logits_sum = 0;                  // sums of the logits' gradients over the vocabulary, relative; exactly 0
-  int64_t tokens_per_rank = 0;            // of a context rank
+  int64_t sequence = 0, chunk = 0;        // tokens of a sequence; of the first contiguous chunk of a context rank
+  double output_factor = 0;               // of all output gradients, relative to the global mean; 0: unknown
   bool padded_vocabulary = false;         // logits have more columns than the reference
   double norm_ratio = 1, clip_ratio = 1;  // recorded norm and clip factor, relative to the recorded gradients
   std::string decay = {}, order = {};     // evidence of wrong weight decay; of a wrong order of the update

@@ -2,6 +2,7 @@
 # although the micro-batches hold different numbers of trained tokens.
 # cause: mean of means over the micro-batches: each micro-batch's tokens are weighted by 1/(its own token count), so
 #   that the tokens of short micro-batches count too much
+# expected: mean-of-means
 # ci: yes
 from common import Step, main
 from llama import Config

@@ -1,6 +1,7 @@
 # huggingface/transformers#48690: the Trainer multiplies the whole loss of Qwen3-MoE by the number of processes to
 # undo DDP's averaging of token-normalized losses; the router's auxiliary loss in it is a mean already.
 # cause: the router's auxiliary loss is weighted dp (2) times too much; the cross-entropy's gradients are right
+# expected: auxiliary-loss
 # ci: yes
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # the backward pass repeats samples other dropout masks.
 # cause: recomputed activations use other dropout masks than the forward pass (random state not restored for
 #   recomputation)
+# expected: recomputed-differently
 from common import Step, main
 from llama import Config
 from torch.utils.checkpoint import checkpoint

@@ -2,6 +2,7 @@
 # the loss scale.
 # cause: gradients are clipped while they carry the loss scale (1024): norm 1024 times too large, so that the clipped
 #   gradients are about 1024 times too small
+# expected: loss-scale
 # ci: yes
 from common import Step, main
 from llama import Config

@@ -1,6 +1,7 @@
 # NVIDIA-NeMo/RL#3788: get_grad_norm sums the squares of all gradients over the tensor ranks, also those of parameters
 # that are replicated there.
 # cause: the clip norm counts the gradients of tensor-parallel replicas (norms, embedding) tp times and is too large
+# expected: clip-norm
 from common import Step, main
 from llama import Config
 

@@ -2,6 +2,7 @@
 # is_causal=True, so that packed documents attend to the documents before them.
 # cause: attention crosses document boundaries of packed rows under context parallelism (causal mask without
 #   documents)
+# expected: wrong-mask or document-boundary
 import torch
 from common import Step, main
 from llama import Config

@@ -1,6 +1,7 @@
 # NVIDIA/Megatron-LM#906: loss_func multiplies the loss by the context-parallel size to undo a division of the
 # gradients by dp * cp, but the gradients are divided by dp only.
 # cause: the loss, and with it every gradient, is cp (2) times too large
+# expected: factor-cp
 from common import Step, main
 from llama import Config
 

@@ -2,6 +2,7 @@
 # embeddings takes the rank's shard for a zigzag one (chunks i and 2n-1-i).
 # cause: positions of the rotary embedding on context ranks are those of a zigzag shard while the tokens are
 #   contiguous
+# expected: wrong-positions
 # ci: yes
 import torch
 from common import Step, main

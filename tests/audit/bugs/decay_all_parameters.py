@@ -1,6 +1,7 @@
 # verl-project/verl#5070: the FSDP engine passes module.parameters() to the optimizer as one group, so that weight
 # decay also applies to the weights of the norms.
 # cause: weight decay is applied to the norm weights (one-dimensional parameters), which must not decay
+# expected: weight-decay
 # torch: 2.8
 import torch
 from common import Step, main

@@ -3,6 +3,7 @@
 # missing.
 # cause: the gradient with respect to the experts' input lacks the contributions of the experts on other ep ranks
 #   (sliced instead of reduce-scattered)
+# expected: input-gradient-not-summed
 from common import Step, collective, main
 from llama import Config
 

@@ -2,6 +2,7 @@
 # dist.all_gather, which has no backward pass: the router learns from the auxiliary loss alone.
 # cause: the router (mlp.gate) gets no gradient of the main loss through the routing weights (detached by the
 #   all-gather over ep)
+# expected: router-gradient
 from common import Step, main
 from llama import Config
 

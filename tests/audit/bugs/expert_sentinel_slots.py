@@ -3,6 +3,7 @@
 # backward pass.
 # cause: router gradient has extra terms: each rank adds the gradient of slots that are routed to experts of other
 #   ranks
+# expected: router-gradient
 from common import Axis, Step, collective, main
 from llama import Config
 

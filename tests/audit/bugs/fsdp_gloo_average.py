@@ -1,6 +1,7 @@
 # pytorch/pytorch#162338: FSDP2 reduce-scatters gradients with ReduceOp.AVG; gloo's reduce-scatter ignores the
 # operation and sums, without an error.
 # cause: every gradient is dp (2) times too large: summed over the FSDP ranks instead of averaged
+# expected: factor-dp
 # torch: 2.8
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # output for [gate shard | up shard]; the two agree only if the fused weight is interleaved per shard.
 # cause: wrong slice of the fused gate_up_proj: tensor rank 0 stores only gate rows and rank 1 only up rows, and each
 #   splits them as gate and up
+# expected: wrong-slice
 from common import Step, main
 from llama import Config
 

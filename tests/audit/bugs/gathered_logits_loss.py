@@ -2,6 +2,7 @@
 # vocabulary-parallel cross-entropy, which sums the exponentials and looks up the targets over the ranks again.
 # cause: the loss is log(tp) too large: the softmax denominator counts the vocabulary once per tensor rank; gradients
 #   of the logits are wrong (softmax part divided by tp, target part on rank 0 only)
+# expected: factor-tp
 import torch
 from common import Step, collective, main
 from llama import Config

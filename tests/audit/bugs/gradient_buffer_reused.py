@@ -2,6 +2,7 @@
 # and does not zero it afterwards; the backward pass accumulates on top of the parameters.
 # cause: gradients of the layers' matrices are the true gradient plus the parameter itself (stale all-gather data in
 #   the gradient buffer)
+# expected: stale-buffer
 from common import Step, main
 from llama import Config
 

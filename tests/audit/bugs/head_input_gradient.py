@@ -2,6 +2,7 @@
 # backward pass; the reduction happens in a contiguous copy and the partial gradient is returned.
 # cause: the gradient with respect to the input of the column-parallel lm_head is not all-reduced over tp: each rank
 #   continues with the part of its vocabulary shard
+# expected: input-gradient-not-summed
 # ci: yes
 from common import Step, main
 from llama import Config

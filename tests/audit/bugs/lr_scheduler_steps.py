@@ -1,6 +1,7 @@
 # huggingface/transformers#24088: the prepared LR scheduler steps once per process at every update, although its
 # number of steps already accounts for the processes: the learning rate decays num_processes times too fast.
 # cause: the learning rate of this step is that of a later step: the scheduler advanced dp (2) steps per update
+# expected: update-order
 import torch
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # that runs outside of DDP's no_sync: the first one is synchronized, the later ones are not.
 # cause: DDP all-reduces after the first micro-batch only; the gradients of the later micro-batches stay local to each
 #   data-parallel rank
+# expected: not-synchronized
 import contextlib
 
 from common import Step, main

@@ -2,6 +2,7 @@
 # every accumulation step, also those that earlier accumulation steps have left there already divided.
 # cause: the gradients of the first accumulation step (micro-batches 0 and 1) are divided by the number of
 #   micro-batches once more and count half as much as those of the second
+# expected: factor-microbatches
 # torch: 2.7
 import torch
 from common import Step, main

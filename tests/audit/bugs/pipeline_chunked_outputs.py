@@ -2,6 +2,7 @@
 # two chunks of a fused projection, and passes the sum on as the gradient of its first output.
 # cause: weight gradient of the fused gate_up_proj: its gate half is computed from the sum of the gate's and the up's
 #   output gradients, its up half is zero; input gradients are right
+# expected: wrong-weight-gradient
 import torch
 from common import Step, main
 from llama import Config

@@ -1,6 +1,7 @@
 # pytorch/torchtitan#596: under pipeline parallelism clip_grad_norm_ sees the parameters of one stage, so that each
 # stage clips with the norm of its own gradients.
 # cause: the gradient norm is not reduced over the pipeline stages: each stage clips by its own norm
+# expected: clip-norm
 # ci: yes
 from common import Step, main
 from llama import Config

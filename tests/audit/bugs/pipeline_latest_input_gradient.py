@@ -1,6 +1,7 @@
 # pytorch/pytorch#139404: a pipeline stage stores only the result of its most recent backward pass; a schedule that
 # sends the gradients later sends that of the last micro-batch for every micro-batch.
 # cause: the first stage receives the input gradient of micro-batch 1 for micro-batch 0 as well
+# expected: wrong-message
 import torch
 import torch.distributed as dist
 from common import Step, main

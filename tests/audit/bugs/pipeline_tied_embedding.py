@@ -2,6 +2,7 @@
 # synchronized before the optimizer step.
 # cause: the gradient of the tied embedding is not summed over the first and the last pipeline stage: each copy has
 #   only its own use's gradient
+# expected: tied-not-summed
 # ci: yes
 from common import Step, main
 from llama import Config

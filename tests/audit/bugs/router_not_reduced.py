@@ -2,6 +2,7 @@
 # its DTensor weight is used through to_local() without grad_placements, so that the local gradients count as
 # complete.
 # cause: the gradient of the router (mlp.gate) is not summed over tp, each rank has that of its own tokens
+# expected: wrong-expert-group
 # torch: 2.5
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # layer multiplies its local slice of the output gradient by its weight shard and all-gathers the product.
 # cause: input gradient of the row-parallel layers under sequence parallelism: gathered products with other ranks'
 #   weight shards instead of the gathered output gradient times this rank's weight shard
+# expected: wrong-slice
 import torch
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # their strides from different permutations: some samples are sampled by two ranks, others by none.
 # cause: the data of the ranks overlap: rows of the global batch are trained twice (on two dp ranks) and others not at
 #   all
+# expected: microbatch-repeated
 import torch
 from common import Step, main
 from llama import Config

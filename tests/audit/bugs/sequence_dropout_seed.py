@@ -2,6 +2,7 @@
 # same seed on all tensor ranks.
 # cause: the dropout masks of the tensor ranks are equal although they hold different tokens (same seed under sequence
 #   parallelism)
+# expected: dropout-seeds
 import dataclasses
 
 from common import Step, main

@@ -2,6 +2,7 @@
 # tensor ranks before optimizer.step().
 # cause: the gradient of the final norm's weight is not summed over the tensor-parallel ranks, each of which
 #   normalized its own tokens (sequence parallelism)
+# expected: norm-gradient-not-summed
 # ci: yes
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # is used with the weights of the previous step.
 # cause: rank 0 computes with stale weights of model.layers.1.mlp: the parameters that dp rank 1 updated in the
 #   previous step were not gathered before the forward pass
+# expected: stale-parameters
 from common import Step, main
 from llama import Config
 

@@ -1,6 +1,7 @@
 # verl-project/verl#7493: fsdp_size=1 on several GPUs selects a mesh whose reductions span one rank: gradients are
 # never synchronized, every rank trains a model of its own.
 # cause: no gradient is synchronized over dp: each rank updates with the gradient of its own rows
+# expected: not-synchronized
 # ci: yes
 from common import Step, main
 from llama import Config

@@ -2,6 +2,7 @@
 # gradients of the processes, although these hold different numbers of tokens.
 # cause: mean over the data-parallel ranks of per-rank token means: ranks with few trained tokens weigh as much as
 #   ranks with many (unequal token counts over dp)
+# expected: mean-of-means
 from common import Step, main
 from llama import Config
 

@@ -2,6 +2,7 @@
 # and the sequence ranks, although each rank's loss already is its share of the sequence's mean.
 # cause: every parameter gradient is sp (4) times too small: summed over the sequence ranks and divided by dp * sp
 #   instead of dp; losses are right
+# expected: factor-cp
 from common import Step, collective, main
 from llama import Config, attention
 

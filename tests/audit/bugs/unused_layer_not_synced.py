@@ -2,6 +2,7 @@
 # an accumulation window used; gradients that a skipped layer received in earlier micro-batches stay local.
 # cause: the gradients of model.layers.1, which the last micro-batch skips, are not all-reduced over dp: each rank
 #   keeps its own
+# expected: not-synchronized
 import torch
 from common import Step, main
 from llama import Config

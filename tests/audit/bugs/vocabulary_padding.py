@@ -1,6 +1,7 @@
 # unslothai/unsloth#10616: the cross-entropy kernel pads the vocabulary to a power of two with logits of -inf and
 # applies logit softcapping afterwards, which maps them to the finite value -softcap.
 # cause: padded vocabulary entries take part in the softmax of the loss (softcapping undoes their mask)
+# expected: vocabulary-padding
 import math
 
 from common import Step, main

@@ -2,6 +2,7 @@
 # and resets the partitioned accumulator, so that only the gradient of the last micro-batch reaches the optimizer.
 # cause: the gradients of all micro-batches but the last are discarded: the parameter gradients are those of the last
 #   of 3 micro-batches alone (times 1/3)
+# expected: microbatch-dropped
 from common import Step, main
 from llama import Config
 
