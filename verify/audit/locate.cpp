@@ -22,6 +22,7 @@ namespace tessera::audit {
 namespace {
 
 constexpr double kExplained = 0.2;  // residual of a difference that is a multiple of another tensor
+constexpr double kElsewhere = 0.5;  // distance of the first rows of different slices
 
 using Sample = std::pair<Batch, int64_t>;  // micro-batch and sequence in it
 using Hits = std::vector<bool>;            // by index of a dim: whether an element is wrong
@@ -171,26 +172,23 @@ bool is_elsewhere(const Pairing& c, const TensorResult& t) {
   const StoredTensor& a = c.found_.tensors().at(t.key).begin()->second;
   const StoredTensor& e = c.counterpart(t.key)->begin()->second;
   if (a.shape != e.shape) return false;
-  std::vector<double> here, there, full;
-  c.expected_.read(e, 0, {0, e.rows()}, full);
-  for (const Slice& slice : a.replicas[std::min(t.replica, a.replicas.size() - 1)]) {
-    StoredTensor alone{slice.bytes->shape, {{{slice.rank, slice.bytes, {}, {}}}}};
-    c.found_.read(alone, 0, {0, alone.rows()}, here);
+  std::vector<double> here, there;
+  for (const Slice& slice : a.replicas[std::min(t.replica, a.replicas.size() - 1)])
     for (const auto& replica : a.replicas)
       for (const Slice& other : replica) {
         if (other.bytes->shape != slice.bytes->shape || slice.index.empty() || other.index.empty()) continue;
-        // The expected values in the places of the other slice.
-        StoredTensor place = a;
-        place.replicas = {{other}};
-        there.clear();
-        for (int64_t row = 0; row < a.rows(); ++row)
-          for (int64_t column = 0; column < a.width(); ++column)
-            if (c.found_.has(place, row, column)) there.push_back(full[static_cast<size_t>(row * a.width() + column)]);
+        if (&other == &slice) continue;
+        // The slice's values in the place of the other one.
+        const StoredTensor moved{a.shape, {{{slice.rank, slice.bytes, other.index, {}}}}};
         Sums right;
-        for (size_t i = 0; i < here.size() && here.size() == there.size(); ++i) right.add(here[i], there[i], 1);
-        if (&other != &slice && right.n > 0 && right.distance() <= t.tolerance) return true;
+        for_each_rows(a.rows(), a.width(), [&](Range rows) {
+          if (right.distance() > kElsewhere) return;
+          c.found_.read(moved, 0, rows, here);
+          c.expected_.read(e, 0, rows, there);
+          right.add(compare_rows(here, there, a.width(), e.width(), 1));
+        });
+        if (right.n > 0 && right.distance() <= t.tolerance) return true;
       }
-  }
   return false;
 }
 
