@@ -23,6 +23,7 @@
 #include "hub/folder.h"
 #include "verify/audit/compare.h"
 #include "verify/audit/reference.h"
+#include "verify/audit/shards.h"
 
 namespace tessera {
 namespace {
@@ -253,6 +254,7 @@ int run(const AuditOptions& o) {
     if (directory && found.step() > 1)
       r.notes.push_back(fmt::format("step {}: the reference begins with the recorded parameters", found.step()));
   }
+  if (std::string note = audit::identical_shards(found); !note.empty()) r.notes.push_back(std::move(note));
   if (o.html) write_file(*o.html, audit_page(r, head));
   print(o.format == "json" ? audit_json(r) : audit_text(r, head));
   if (r.verdict != Verdict::diverges) return 0;

@@ -273,7 +273,8 @@ class Recording:
             return original(tensors, *given, **more)
         finally:
             self._passes -= 1
-            scalars = [local(root) for root in _listed(tensors) if isinstance(root, torch.Tensor) and root.dim() == 0]
+            roots = [local(root) for root in _listed(tensors) if isinstance(root, torch.Tensor)]
+            scalars = [root.reshape(()) for root in roots if root.numel() == 1]
             if not self._passes and scalars and (self._touched or not self._split):
                 # The root is the loss of the micro-batch to whose outputs the pass has gradients
                 microbatch, value = min(self._touched, default=self._latest), sum(scalars) / self._loss_scale
