@@ -208,8 +208,10 @@ Settings field_descriptors(AuditOptions& o) {
        "folder of the model before the step, or another recording, whose repetitions in repeat_* measure rounding "
        "errors. Without a reference, only replicas, norm and update are checked",
        Field{.range = {1, 2}, .place = true}},
-      {"html", &o.html, "write a figure to this HTML file: modules by kinds of tensors, colour: error over tolerance",
+      {"html", &o.html,
+       "write a page to this HTML file, with figures of tensors by layers; colour: error over tolerance",
        Field{.expected = "a file"}},
+      {"svg", &o.svg, "write the figures to this SVG file", Field{.expected = "a file"}},
       {"format", &o.format, kFormat, Field{.choices = "text|json"}}};
 }
 

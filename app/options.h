@@ -148,7 +148,7 @@ struct CheckpointOptions {
 
 struct AuditOptions {
   std::vector<std::string> paths;  // the recording, and the reference if any
-  std::optional<std::string> html;
+  std::optional<std::string> html, svg;
   std::string format = "text";
 };
 

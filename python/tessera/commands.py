@@ -38,6 +38,21 @@ def verify(plan: Plan | None = None, /, **options: Any) -> results.Proof:
     return results.Proof(json.loads(ended.out), ended.log)
 
 
+def audit(recording: Any, reference: Any = None, /, **options: Any) -> results.Audit:
+    """Compares a recorded step of any program with a reference, and returns the verdict, first divergence and causes.
+
+    `reference` is the Hugging Face directory of the model before the step, or another recording of the same step.
+    Without it, only replicas, norm and update are checked.
+    """
+    paths = [recording] if reference is None else [recording, reference]
+    for kind in ("html", "svg"):
+        options[kind] = options.get(kind) or files.scratch() / f"audit-{len(os.listdir(files.scratch()))}.{kind}"
+    ended = _run("audit", paths, options | {"format": "json"}, ok=(0, 1))
+    if not ended.out.strip():
+        raise Error(ended.log.strip(), ended.status, ended.log)
+    return results.Audit(json.loads(ended.out), results.Page(options["html"]), results.Figure.read(options["svg"]))
+
+
 def plan(plan: Plan | None = None, /, **options: Any) -> results.Ranking:
     """Predicts and ranks plans for a model and a machine. Fields that `plan` sets are fixed; others are searched."""
     return results.Ranking(_records(_run("plan", (), _merged(plan, options) | {"format": "json"}).out))

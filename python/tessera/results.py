@@ -14,7 +14,7 @@ from .files import Plan
 if TYPE_CHECKING:
     import pandas as pd
 
-GREEN, RED = "#1a7f37", "#c62828"
+GREEN, RED, GREY = "#1a7f37", "#c62828", "#6e757f"
 
 
 def _box(colour: str, title: str, body: str = "") -> str:
@@ -82,6 +82,10 @@ class Figure:
 
     def __init__(self, svg: str) -> None:
         self.svg = svg
+
+    @classmethod
+    def read(cls, path: Any) -> Figure:
+        return cls(Path(path).read_text(encoding="utf-8"))
 
     def save(self, path: Any) -> None:
         Path(path).write_text(self.svg, encoding="utf-8")
@@ -234,6 +238,55 @@ class Proof:
         rows = self.broken.reindex(columns=["bound", "step", "tensor", "found", "expected", "relative"]).head(8)
         causes = "".join(_pre(f"{entry['text']}\n{entry['evidence']}") for entry in self.data.get("diagnosis", [])[:3])
         return _box(RED, repr(self), causes + _shown(rows.dropna(axis=1, how="all"), 9))
+
+
+class Audit:
+    """The result of `audit`. True if no tensor diverges from the reference; `verdict` may also be "undecided".
+
+    `first` is the first divergence, or None; `figure` shows all tensors, and `page` is the HTML page of the audit.
+    """
+
+    def __init__(self, data: dict[str, Any], page: Page, figure: Figure) -> None:
+        self.data, self.page, self.figure = data, page, figure
+        self.verdict = str(data["verdict"])
+        self.first = Record(data["first"]) if data["first"] else None
+        self.notes = [str(note) for note in data["notes"]]
+
+    def __bool__(self) -> bool:
+        return self.verdict == "correct"
+
+    @property
+    def tensors(self) -> pd.DataFrame:
+        """One row per tensor, in causal order: error (fraction of its norm), tolerance, factor, whether it is wrong."""
+        return _table(self.data["tensors"])
+
+    @property
+    def wrong(self) -> pd.DataFrame:
+        """The tensors that differ from the reference. The first one is the divergence, the others its consequences."""
+        table = self.tensors
+        return table[table.wrong] if len(table) else table
+
+    @property
+    def causes(self) -> list[Record]:
+        """Likely causes, the most likely first: `cause` (a key), `text` and `evidence`."""
+        return [Record(entry) for entry in self.data["causes"]]
+
+    @property
+    def why(self) -> str:
+        """The first divergence and its likely cause in one line; empty if there is no divergence."""
+        where = self.first.where if self.first else ""
+        return ": ".join(filter(None, [where, *(entry.text for entry in self.causes[:1])]))
+
+    def __repr__(self) -> str:
+        if self.verdict == "diverges":
+            return f"diverges: {self.why}"
+        compared = f"{len(self.data['tensors'])} tensors compared, tolerances {self.data['tolerance']}"
+        return f"{self.verdict}: {'; '.join([compared, *self.notes])}"
+
+    def _repr_html_(self) -> str:
+        causes = "".join(_pre(f"{entry.text} ({entry.cause})\n{entry.evidence}") for entry in self.causes[:3])
+        colour = {"correct": GREEN, "diverges": RED}.get(self.verdict, GREY)
+        return _box(colour, repr(self), causes) + self.figure.as_image()
 
 
 class Verdict(Text):

@@ -134,7 +134,8 @@ std::string compares_name(const Source& source, const std::set<std::string>& nam
       R"re((?:[=!]=\s*|\b(?:r?find|starts_with|ends_with|compare)\()"([\w.]+)"|"([\w.]+)"\s*[=!]=)re");
   static const std::regex word(R"((\w+))");
   // In recordings, tensors have the names of other programs, and there is no Parameter.
-  const bool reads_recordings = source.path.starts_with("verify/audit/");
+  const bool reads_recordings =
+      source.path.starts_with("verify/audit/") || source.path.starts_with("verify/diagnosis/recorded");
   if (source.directory() == "tests" || reads_recordings || !source.is_code()) return "";
   for (const std::smatch& at : matches(source.text, literal)) {
     const std::string text = at[1].matched ? at[1] : at[2];

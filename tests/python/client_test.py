@@ -209,7 +209,8 @@ def test_import_is_fast_and_loads_no_pandas():
 
 
 def test_help_lists_every_option():
-    for command in ("train", "verify", "plan", "bench", "report", "evaluate", "generate", "lab", "checkpoint", "data"):
+    for command in ("train", "verify", "audit", "plan", "bench", "report", "evaluate", "generate", "lab", "checkpoint",
+                    "data"):
         function = getattr(tessera, command)
         page, names = pydoc.render_doc(function), inspect.signature(function).parameters
         for name, entry in program.command_options(command).items():
@@ -267,6 +268,48 @@ def test_verification_passes_or_reports_violated_bound():
     assert not broken and broken.why.startswith("step 1: the gradient norm is")
     assert broken.broken.bound.iloc[0] == "gradient norm"
     assert "#c62828" in broken._repr_html_() and "once too often" in broken._repr_html_()
+
+
+RECORDINGS = Path(__file__).resolve().parents[1] / "audit" / "recordings"
+
+
+def test_audit_returns_tensors_figure_and_page(tmp_path):
+    audit = tessera.audit(RECORDINGS / "dtensor_tp2", RECORDINGS / "reference", html=tmp_path / "a.html")
+    assert audit and audit.verdict == "correct" and audit.first is None and audit.why == ""
+    assert "correct" in repr(audit) and "#1a7f37" in audit._repr_html_()
+    assert set(audit.tensors.kind) >= {"parameter", "output", "output_grad", "grad", "updated"}
+    assert (audit.tensors.distance <= audit.tensors.tolerance).all() and len(audit.wrong) == 0 and audit.causes == []
+    assert audit.figure.svg.startswith("<svg") and audit.page.path == tmp_path / "a.html"
+    alone = tessera.audit(RECORDINGS / "dtensor_tp2")
+    assert not alone and alone.verdict == "undecided" and "no reference" in repr(alone)
+    assert set(alone.tensors.kind) == {"updated"} and "#6e757f" in alone._repr_html_()
+
+
+def scale(path, key, factor):
+    """Multiplies one fp32 tensor of a safetensors file."""
+    data = bytearray(path.read_bytes())
+    begin = 8 + struct.unpack("<Q", data[:8])[0]
+    first, last = json.loads(data[8:begin])[key]["data_offsets"]
+    values = np.frombuffer(data, "<f4", (last - first) // 4, begin + first)
+    values *= factor
+    path.write_bytes(data)
+
+
+def test_audit_returns_first_divergence_and_causes(tmp_path):
+    shutil.copytree(RECORDINGS / "dtensor_tp2", tmp_path / "recording")
+    for file in (tmp_path / "recording").iterdir():
+        scale(file, "norm.weight.grad", 2)
+    audit = tessera.audit(tmp_path / "recording", RECORDINGS / "reference")
+    assert not audit and audit.verdict == "diverges"
+    assert (audit.first.name, audit.first.kind) == ("norm.weight", "grad") and audit.first.factor == pytest.approx(2)
+    assert audit.wrong.kind.iloc[0] == "grad" and audit.wrong.name.iloc[0] == "norm.weight"
+    assert audit.why.startswith("grad of norm.weight, ranks 0, 1, ") and audit.why.endswith(audit.causes[0].text)
+    assert repr(audit) == "diverges: " + audit.why
+    assert "#c62828" in audit._repr_html_() and "data:image/svg+xml" in audit._repr_html_()
+    assert "first divergence here" in audit.page.path.read_text(encoding="utf-8")
+    with pytest.raises(tessera.Error, match="missing: no such file or directory; expected a recording") as caught:
+        tessera.audit("missing", RECORDINGS / "reference")
+    assert caught.value.status == 4
 
 
 def test_schedule_in_lists_is_plotted_simulated_checked_and_run():
