@@ -196,7 +196,8 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
   }
   l.hooks.output = [&tp, &l, out, biased = l.bias != nullptr](Var partial, const Var& b) {
     if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be sharded by rows");
-    Var y = round_to(l.weight.dtype(), join(std::move(partial), tp, out));
+    Var y = join(std::move(partial), tp, out);
+    if (tp.adds_in_pairs()) y = round_to(l.weight.dtype(), std::move(y));
     return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
   };
 }

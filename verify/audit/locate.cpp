@@ -46,7 +46,7 @@ bool any_hit(const Hits& hits, const std::vector<Range>& ranges) {
 // Units of a dim that have a meaning: `count` units of `size` indices, from an index on.
 struct Units {
   const char* name;
-  int64_t begin = 0, count = 0, size = 1;
+  int64_t count = 0, begin = 0, size = 1;
 };
 
 struct Heads {
@@ -91,43 +91,29 @@ Projection projection(const std::string& name) {
 
 // The units of dim `d` of a tensor; activations have dims (sequences, tokens, channels).
 std::vector<Units> dim_units(const Key& key, const std::vector<int64_t>& shape, size_t d, Heads heads) {
-  const bool batched = is_batched(key.kind);
+  const bool batched = is_batched(key.kind), is_matrix = !batched && shape.size() == 2;
+  const bool transposed = key.name.starts_with("transformer.h.");  // weights of GPT-2
+  const size_t output = batched ? 2 : is_matrix && transposed ? 1 : 0;
   const Projection what = projection(key.name);
-  const std::array<const char*, 3> activation{"sequences", "tokens", "channels"}, parameter{"rows", "columns", ""};
-  const char* const plain = shape.size() == 1 ? "elements" : (batched ? activation : parameter).at(d);
-  const std::vector<Units> whole{{plain, 0, shape[d]}};
-  // Weights of GPT-2 are stored transposed.
-  const bool transposed = key.name.starts_with("transformer.h.");
-  const size_t output = batched ? 2 : shape.size() == 2 && transposed ? 1 : 0;
-  const size_t side = what == Projection::output ? 1 - std::min<size_t>(1, output) : output;
-  const bool has_input = !batched && shape.size() == 2;
-  if (d != side || (what == Projection::output && !has_input)) return whole;
-  const auto divided = [&](std::vector<Units> parts) {  // into heads of the same size
-    int64_t all = 0;
-    for (const Units& part : parts) all += part.count;
-    if (all == 0 || shape[d] % all != 0) return whole;
-    int64_t begin = 0;
-    for (Units& part : parts) {
-      part.begin = begin, part.size = shape[d] / all;
-      begin += part.count * part.size;
-    }
-    return parts;
-  };
-  switch (what) {
-    case Projection::query:
-    case Projection::output:
-      return divided({{"heads", 0, heads.query}});
-    case Projection::key:
-      return divided({{"key-value heads", 0, heads.key}});
-    case Projection::fused:
-      return divided({{"heads", 0, heads.query}, {"key heads", 0, heads.key}, {"value heads", 0, heads.key}});
-    case Projection::vocabulary:
-      if (key.name.starts_with("lm_head") || !batched) return {{"vocabulary", 0, shape[d]}};
-      return whole;
-    case Projection::none:
-      return whole;
+  std::vector<Units> parts;
+  if (is_matrix && d != output && what == Projection::output) parts = {{"heads", heads.query}};
+  if (d == output && what == Projection::query) parts = {{"heads", heads.query}};
+  if (d == output && what == Projection::key) parts = {{"key-value heads", heads.key}};
+  if (d == output && what == Projection::fused)
+    parts = {{"heads", heads.query}, {"key heads", heads.key}, {"value heads", heads.key}};
+  if (d == output && what == Projection::vocabulary && (!batched || key.name == "lm_head"))
+    parts = {{"vocabulary", shape[d]}};
+  int64_t all = 0, begin = 0;
+  for (const Units& part : parts) all += part.count;
+  if (all == 0 || shape[d] % all != 0) {
+    const std::array<const char*, 3> activation{"sequences", "tokens", "channels"}, parameter{"rows", "columns", ""};
+    return {{shape.size() == 1 ? "elements" : (batched ? activation : parameter).at(d), shape[d]}};
   }
-  return whole;
+  for (Units& part : parts) {  // heads have the same size
+    part.begin = begin, part.size = shape[d] / all;
+    begin += part.count * part.size;
+  }
+  return parts;
 }
 
 std::vector<Extent> make_extents(const Key& key, const std::vector<Hits>& hits, Heads heads) {
