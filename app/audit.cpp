@@ -21,6 +21,7 @@
 #include "hub/folder.h"
 #include "verify/audit/compare.h"
 #include "verify/audit/reference.h"
+#include "verify/audit/shards.h"
 
 namespace tessera {
 namespace {
@@ -102,6 +103,7 @@ int run(const AuditOptions& o) {
     if (directory && found.step() > 1)
       r.notes.push_back(fmt::format("step {}: the reference begins with the recorded parameters", found.step()));
   }
+  if (std::string note = audit::identical_shards(found); !note.empty()) r.notes.push_back(std::move(note));
   if (o.html) write_file(*o.html, audit_page(r, head));
   if (o.svg) write_file(*o.svg, audit_figure(r, head));
   print(o.format == "json" ? audit_json(r) : audit_text(r, head));

@@ -65,7 +65,7 @@ Place place(const std::string& name) {
     }
     out.row += (out.row.empty() ? "" : ".") + (digits && before.find("expert") != std::string::npos ? "*" : part);
   }
-  if (out.row.empty()) out.row = "layer";
+  if (out.row.empty()) out.row = "(layer)";
   return out;
 }
 

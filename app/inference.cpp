@@ -36,7 +36,7 @@ Inference open_inference(const std::string& from, const Args& args) {
   run.data.source = "";
   for (const auto& [name, text] : args) set_option(run, name, text);
   const bool no_axes = !run.ranks && !run.is_set("dp") && !run.is_set("tp") && !run.is_set("pp") && !run.is_set("cp");
-  if (no_axes && !starts_processes(run)) run.ranks = 1;  // instead of the size of an MPI job
+  if (no_axes && !has_processes(resolve(run).plan)) run.ranks = 1;  // instead of the size of an MPI job
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.model.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none for a model with merged adapters ({}), got {}", out.from.merged,
@@ -50,8 +50,7 @@ Inference open_inference(const std::string& from, const Args& args) {
   constexpr int64_t kSequences = 4;  // sequences per rank and batch
   TrainConfig config = resolve(run);
   if (!run.is_set("batch")) config.optim.batch = kSequences * config.plan.dp;
-  check_sizes(config);
-  check_plan(run, config);
+  check_trainer(config);
   config.make = make_frozen;
   check_memory_for_inference(config);
   out.run = {std::move(config), run.own, run.set};

@@ -201,7 +201,7 @@ struct Mapped {
   size_t size = 0;
   std::array<char, 512> name{};
 };
-std::array<Mapped, 64> table;  // further files have no entry
+std::array<Mapped, 1024> table;  // further files have no entry
 
 void enter(const std::byte* begin, size_t size, const std::string& name) {
   for (Mapped& m : table) {

@@ -32,10 +32,12 @@ void Decoder::place(const ModelAxes& axes) {
     Communicator& tp = *axes.tp;
     const Placement between = checked_between(config, axes);
     vocab_wise(tokens, tp, between);
-    if (positions && between == S(1))  // the lookup, (T, C) or (B, T, C), is replicated
-      positions->wrap([&tp](const Module::Inner& inner, const Var& x) {
+    if (positions && between.kind == Placement::Kind::sharded)  // the lookup, (T, C) or (B, T, C), is replicated
+      positions->wrap([&tp, between](const Module::Inner& inner, const Var& x) {
         const Var all = inner(x);
-        return redistribute(all, tp, I, S(all.shape().ndim() - 2));
+        Placement to = between;
+        to.dim = all.shape().ndim() - 2;
+        return redistribute(all, tp, I, to);
       });
     token_wise(drop, tp, between);
     for (DecoderBlock* block : blocks) cut(*block, tp, between);

@@ -45,7 +45,7 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
     throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) +
                 " ranks exceed the vocabulary size, " + std::to_string(config.vocab) + "; expected at most " +
                 std::to_string(config.vocab) + " ranks");
-  return {between.kind, between.dim};
+  return {between.kind, between.dim, 0, between == S(1) && tp.adds_in_pairs()};
 }
 
 void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between) {

@@ -20,7 +20,10 @@ namespace tessera {
 
 namespace {
 
-PackedWeights* packs_if_profitable(PackedWeights& packs) { return cpu::packing_is_profitable() ? &packs : nullptr; }
+PackedWeights* cached_if_profitable(PackedWeights& packs) {
+  packs.caches = cpu::packing_is_profitable();
+  return &packs;
+}
 
 Attention::Options resolved(int64_t channels, Attention::Options o) {
   if (o.heads <= 0 || (o.head_dim == 0 && channels % o.heads != 0))
@@ -44,14 +47,16 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       options_(options) {}
 
 LinearWeights Linear::weights() {
-  return {used(weight), hooks.output ? Var() : used_bias(), packs_if_profitable(packs_), hooks.input};
+  packs_.shards = hooks.shards;
+  return {used(weight), hooks.output ? Var() : used_bias(), cached_if_profitable(packs_), hooks.input};
 }
 
 Var Linear::forward(const Var& x) {
   const bool plain = !options_.activation;
   const Var bias_used = used_bias(), b = plain ? bias_used : Var(),
             w = hooks.weight ? hooks.weight(x.dtype()) : used(weight);
-  PackedWeights* const packs = hooks.weight ? nullptr : packs_if_profitable(packs_);
+  packs_.shards = hooks.shards;
+  PackedWeights* const packs = hooks.weight ? nullptr : cached_if_profitable(packs_);
   Var y = hooks.matmul   ? hooks.matmul(x, w, b, packs)
           : hooks.output ? hooks.output(linear(x, w, Var(), packs, hooks.input), b)
                          : linear(x, w, b, packs, hooks.input);
@@ -86,7 +91,7 @@ Var Embedding::lookup(const Tensor& ids) {
 Var Embedding::project(const Var& x) {
   return call(
       [this](const Var& in) {
-        PackedWeights* const packs = packs_if_profitable(packs_);
+        PackedWeights* const packs = cached_if_profitable(packs_);
         return hooks.matmul ? hooks.matmul(in, used(weight), Var(), packs) : linear_by_rows(in, used(weight), packs);
       },
       x);
@@ -103,7 +108,7 @@ Loss Embedding::loss(const Var& x, const Tensor& targets, double scale) {
   Loss out;
   out.mean = call(
       [&](const Var& in) {
-        out = linear_cross_entropy(in, used(weight), targets, scale, packs_if_profitable(packs_));
+        out = linear_cross_entropy(in, used(weight), targets, scale, cached_if_profitable(packs_));
         return std::exchange(out.mean, Var());
       },
       x);
@@ -180,6 +185,7 @@ Attention::Attention(const Options& o, int64_t channels)
       norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
       options_(o),
       here_(heads()) {
+  qkv.hooks.shards.segments = {o.heads * o.head_dim, o.kv_heads * o.head_dim, o.kv_heads * o.head_dim};
   // Without rotation or normalization, the key bias adds a constant to all inputs of a softmax, leaving its output
   // unchanged.
   if (qkv.bias && !o.rotary && !o.norm_eps)
@@ -251,7 +257,9 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
 GatedMlp::GatedMlp(int64_t channels, int64_t hidden, const MlpOptions& o)
     : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = o.bias})),
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
-      activation_(o.activation) {}
+      activation_(o.activation) {
+  gate_up.hooks.shards.segments = {hidden, hidden};
+}
 
 Mlp::Mlp(int64_t channels, int64_t hidden, const MlpOptions& o)
     : up(child<Linear>("up", channels, hidden, Linear::Options{.bias = o.bias, .activation = o.activation})),

@@ -43,6 +43,7 @@ struct LinearHooks {
   // Collectives of a sharded layer: on x, and on x w^T with b (undefined if the activation adds it).
   std::shared_ptr<const SharedInput> input = {};
   std::function<Var(Var partial, const Var& b)> output = {};
+  WeightShards shards = {};  // for matmuls in leaves
   std::vector<Lora*> adapters = {};
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -131,6 +132,21 @@ Tensor unit_squares(const DataStrategy& s, const Communicator* parameter_axis) {
   const ShardingKind sharding = s.layout().sharding;
   if (sharding == ShardingKind::in_shards) return squares_along_axes(s);
   return sharding == ShardingKind::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
+}
+
+ExactSum exact_squares(const DataStrategy& s, const Communicator& parameter_axis,
+                       const std::function<bool(size_t unit)>& counted) {
+  ExactSum sum{};
+  for (size_t u = 0; s.copy() == 0 && u < s.shards().size(); ++u) {
+    const FlatUnit& shard = s.shards()[u];
+    if (!shard.trainable() || !counted(u)) continue;
+    for (const Slot& slot : shard.slots) {
+      const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), shard.grads.numel());
+      const bool counts = parameter_axis.rank() == 0 || slot.parameter->shard.axis == parameter_axis.axis();
+      if (from < to && counts) add_squares(sum, shard.grads.narrow(0, from, to - from));
+    }
+  }
+  return sum;
 }
 
 std::vector<double> unit_sums(const DataStrategy& s, Communicator* parameter_axis) {

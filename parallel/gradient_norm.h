@@ -3,8 +3,11 @@
 // For every sharding the summation order is that of optim/grad_norm.h: ranks exchange the sums of norm blocks, which no
 // shard splits, and each rank adds them in the order of the full unit.
 #pragma once
+#include <cstddef>
+#include <functional>
 #include <vector>
 
+#include "optim/exact_norm.h"
 #include "parallel/data_strategy.h"
 
 namespace tessera {
@@ -18,5 +21,10 @@ namespace tessera {
 Tensor unit_squares(const DataStrategy& strategy, const Communicator* parameter_axis = nullptr);
 // Summed over ranks and bitwise identical on every rank. Collective.
 std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* parameter_axis = nullptr);
+
+// Squares of the elements that this rank counts: each element of the full gradients is counted by one rank of the axes
+// pp, data and `parameter_axis`. `counted` selects units by index in shards(). Without experts and owners.
+ExactSum exact_squares(const DataStrategy& s, const Communicator& parameter_axis,
+                       const std::function<bool(size_t unit)>& counted);
 
 }  // namespace tessera

@@ -175,6 +175,18 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
   return PendingRedistribute(std::move(y));
 }
 
+// x with the chunks of a mirrored placement in rank order, or from rank order.
+Tensor reordered(const Tensor& x, const Placement& s, int n, bool to_rank_order) {
+  const int64_t size = x.dim(s.dim) / (2 * n);
+  Tensor out = x.make(x.shape());
+  for (int64_t chunk = 0; chunk < 2 * n; ++chunk) {
+    const int64_t at = chunk < n ? 2 * chunk : 2 * (2 * n - 1 - chunk) + 1;  // in rank order
+    const int64_t from = to_rank_order ? chunk : at, to = to_rank_order ? at : chunk;
+    out.narrow(s.dim, to * size, size).copy_from(x.narrow(s.dim, from * size, size));
+  }
+  return out;
+}
+
 using Conversion = PendingRedistribute (*)(Tensor, const Step&);
 constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     // to R       to I        to S            to P
@@ -206,6 +218,13 @@ class Resolver {
                  std::to_string(step.to.full_size));
       step.to.full_size = size;
     }
+    for (const Placement& s : {step.from, step.to}) {
+      if (!s.mirrored) continue;
+      if (step.from.kind == step.to.kind && !(step.from == step.to)) complain("no conversion of mirrored chunks");
+      if (s.full_size % (2 * axis_.size()) != 0)
+        complain(std::to_string(s.full_size) + " elements have no " + std::to_string(2 * axis_.size()) +
+                 " equal chunks");
+    }
     return step;
   }
 
@@ -228,8 +247,12 @@ class Resolver {
 };
 
 PendingRedistribute convert(Tensor x, const Step& step) {
-  if (step.n() == 1) return PendingRedistribute(std::move(x));
-  return kTable[static_cast<size_t>(step.from.kind)][static_cast<size_t>(step.to.kind)](std::move(x), step);
+  if (step.n() == 1 || step.from == step.to) return PendingRedistribute(std::move(x));
+  if (step.to.mirrored) x = reordered(x, step.to, step.n(), true);
+  PendingRedistribute made =
+      kTable[static_cast<size_t>(step.from.kind)][static_cast<size_t>(step.to.kind)](std::move(x), step);
+  if (!step.from.mirrored) return made;
+  return std::move(made).then([s = step.from, n = step.n()](const Tensor& all) { return reordered(all, s, n, false); });
 }
 
 }  // namespace
@@ -248,6 +271,13 @@ PendingRedistribute start_redistribute(Tensor x, Communicator& axis, Placement f
   Step step = Resolver(x, axis, from, to).resolve();
   step.background = true;
   return convert(std::move(x), step);
+}
+
+PendingRedistribute PendingRedistribute::then(std::function<Tensor(const Tensor&)> convert) && {
+  unpack_ = [first = std::move(unpack_), next = std::move(convert)](const Tensor& arrived) {
+    return next(first ? first(arrived) : arrived);
+  };
+  return std::move(*this);
 }
 
 Tensor PendingRedistribute::wait() {

@@ -2,7 +2,8 @@
 //
 //   R     replicated; each rank has a partial gradient, to be summed
 //   I     replicated with a replicated gradient (identical): every rank computes the same values
-//   S(d)  sharded: rank r has chunk_range() chunk r of dim d, and the same chunk of the gradient
+//   S(d)  sharded: rank r has chunk_range() chunk r of dim d, and the same chunk of the gradient; `mirrored`: it has
+//         chunks r and 2 n - 1 - r of 2 n equal chunks, in that order
 //   P     partial: the tensor is the sum of the ranks' arrays; each has the full gradient
 //
 //            to R         to I         to S(b)          to P
@@ -35,8 +36,11 @@ struct Placement {
   Kind kind = Kind::replicated;
   int dim = 0;            // sharded dim of S; negative counts from the end
   int64_t full_size = 0;  // of that dim; 0: equal chunks, or inferred
+  bool mirrored = false;  // only between R, I or P and S
 
-  constexpr bool operator==(const Placement& other) const { return kind == other.kind && dim == other.dim; }
+  constexpr bool operator==(const Placement& other) const {
+    return kind == other.kind && dim == other.dim && mirrored == other.mirrored;
+  }
   std::string str() const;  // "R", "S(1)"
 };
 
@@ -61,6 +65,8 @@ class [[nodiscard]] PendingRedistribute {
       : pending_(std::move(pending)), tensor_(std::move(tensor)), unpack_(std::move(unpack)) {}
   // Rethrows communication errors. Call once.
   Tensor wait();
+  // Converts the result further.
+  PendingRedistribute then(std::function<Tensor(const Tensor&)> convert) &&;
 
  private:
   Work pending_;

@@ -55,12 +55,23 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   return sum;
 }
 
+// Sums of partial sums in the accumulation dtype are rounded once.
+Var round_to(DType dtype, Var sum) {
+  if (sum.dtype() == dtype) return sum;
+  const Var edge = sum.edge();
+  return record_one("round", std::move(sum).take().to(dtype), {edge}, [](Grads& g) { g.set(0, g.take_output()); });
+}
+
 class OwnTokens {
  public:
-  explicit OwnTokens(const Communicator& tp) : tp_(tp) {}
+  OwnTokens(const Communicator& tp, bool mirrored) : tp_(tp), mirrored_(mirrored) {}
   StepInfo of(StepInfo at) {
     if (!at.training) return at;
     if (at.positions.empty()) at.positions = all(at.tokens_total);
+    if (mirrored_) {
+      at.positions = own_mirrored(at.positions);
+      return at;
+    }
     const Range own = chunk_range(std::ssize(at.positions), tp_.size(), tp_.rank());
     at.positions = at.positions.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
     return at;
@@ -78,8 +89,17 @@ class OwnTokens {
     }
     return made;
   }
+  std::span<const int64_t> own_mirrored(std::span<const int64_t> of_all) {
+    std::vector<int64_t>& made = mirrored_positions_[std::ssize(of_all)];
+    made.clear();
+    const int64_t chunks = 2 * int64_t{tp_.size()}, size = std::ssize(of_all) / chunks;
+    for (const int64_t chunk : {int64_t{tp_.rank()}, chunks - 1 - tp_.rank()})
+      for (int64_t i = 0; i < size; ++i) made.push_back(of_all[static_cast<size_t>(chunk * size + i)]);
+    return made;
+  }
   const Communicator& tp_;
-  std::map<int64_t, std::vector<int64_t>> positions_;
+  bool mirrored_;
+  std::map<int64_t, std::vector<int64_t>> positions_, mirrored_positions_;
 };
 
 }  // namespace
@@ -144,6 +164,7 @@ void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from
 void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segment_sizes) {
   check_placement("colwise", in);
   if (tp.size() == 1) return;
+  l.hooks.shards.outputs = tp.size();
   const std::vector<int64_t> segments = segment_sizes.empty() ? std::vector<int64_t>{l.weight.dim(0)} : segment_sizes;
   shard_parameter(l, l.weight, 0, tp, segments);
   if (l.bias) shard_parameter(l, *l.bias, 0, tp, segments);
@@ -166,15 +187,17 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
   check_placement("rowwise", out);
   if (tp.size() == 1) return;
   shard_parameter(l, l.weight, 1, tp);
+  l.hooks.shards.inputs = tp.size();
   for (Lora* adapter : l.hooks.adapters) {
     const int64_t inputs = adapter->a.weight.dim(1);
     shard_parameter(adapter->a, adapter->a.weight, 1, tp);
     adapter->drop.set_channel_range(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
-  l.hooks.output = [&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
+  l.hooks.output = [&tp, &l, out, biased = l.bias != nullptr](Var partial, const Var& b) {
     if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be sharded by rows");
     Var y = join(std::move(partial), tp, out);
+    if (tp.adds_in_pairs()) y = round_to(l.weight.dtype(), std::move(y));
     return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
   };
 }
@@ -186,7 +209,8 @@ void token_wise(Module& module, Communicator& tp, Placement between) {
 
 void token_wise(Dropout& dropout, Communicator& tp, Placement between) {
   if (tp.size() == 1 || !is_sharded(between) || dropout.p() == 0) return;
-  dropout.map_step_info([own = std::make_shared<OwnTokens>(tp)](const StepInfo& at) { return own->of(at); });
+  dropout.map_step_info(
+      [own = std::make_shared<OwnTokens>(tp, between.mirrored)](const StepInfo& at) { return own->of(at); });
 }
 
 void head_wise(Attention& attention, Communicator& tp, Placement between) {

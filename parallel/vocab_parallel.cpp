@@ -29,7 +29,9 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
   e.hooks.lookup = [&tp, between, vocab](const Tensor& ids, const Var& table) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
   };
-  e.hooks.matmul = [input = column_input(tp, between)](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
+  e.hooks.matmul = [&tp, input = column_input(tp, between)](const Var& x, const Var& w, const Var& b,
+                                                            PackedWeights* packs) {
+    if (packs) packs->shards.outputs = tp.size();
     return linear(x, w, b, packs, input);
   };
   e.hooks.loss = [&e, &tp, vocab](const Var& x, const Tensor& targets, double scale) {
@@ -49,7 +51,7 @@ Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scal
   Tensor x = std::move(logits).take();
   const Tensor of_target = target_logits(x, targets, part), top = row_max(x);
   tp.all_reduce(top, Reduction::max);
-  const Tensor sum = row_sum_exp(x, top);
+  const Tensor sum = row_sum_exp(x, top, tp.adds_in_pairs() ? kLeaves / tp.size() : 0);
   tp.all_reduce(sum);
   tp.all_reduce(of_target);
   const CrossEntropy r = joined_cross_entropy(top, sum, of_target, targets);

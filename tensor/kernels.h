@@ -19,6 +19,9 @@ struct KernelChoice {
   // Bitwise identical results in every run: cuDNN accumulates gradients in a fixed order, with a workspace of 2 B H T^2
   // bytes, and matmuls use cuBLASLt's first proposal instead of the fastest.
   bool deterministic = false;
+  // Reductions that tensor or sequence parallelism may split add by fixed leaves (tensor/ops/matmul/leaves.h). CPU
+  // only.
+  bool layout_invariant = false;
 };
 
 // Counts queued kernels; kernels of a captured step count once.

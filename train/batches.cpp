@@ -184,7 +184,8 @@ int64_t padded_tokens(const TrainConfig& job, std::span<const int64_t> lengths) 
   const Plan& p = job.plan;
   if (lengths.empty()) return job.model.context;
   const int64_t chunks = sequence_partition(p.cp_mode) == SequencePartition::zigzag ? 2 * p.cp : p.cp;
-  const int64_t multiple = std::lcm(std::lcm(kTokensTogether, chunks), p.sp ? p.cp * p.tp : 1);
+  const int64_t multiple =
+      std::lcm(std::lcm(kTokensTogether, chunks), p.sp ? p.cp * p.tp * (p.layout_invariant ? 2 : 1) : 1);
   return std::min((std::ranges::max(lengths) + multiple - 1) / multiple * multiple, job.model.context);
 }
 

@@ -64,6 +64,20 @@ void check_state_dtype(const TrainConfig& s) {
     refuse("state_dtype", "bf16 is supported only on `device` cpu; expected fp32, got bf16 on cuda");
 }
 
+void check_ranks(const TrainConfig& s) {
+  const Plan& p = s.plan;
+  if (has_processes(p) && p.rendezvous.empty() && !mpi_surroundings()) return;  // check_backend() expects a launcher
+  const int64_t ranks = requested_ranks(s);
+  if (s.ranks.value_or(ranks) != ranks)
+    refuse("ranks", "expected {}, the size of the job, or no `ranks`; got {}", ranks, *s.ranks);
+  if (ranks == 0 || p.ranks() == ranks) return;
+  const int64_t rest = p.ranks() / p.dp;
+  const std::string nearest = ranks % rest == 0 ? fmt::format("`dp` {}", ranks / rest)
+                                                : fmt::format("{} ranks", multiples_near(p.ranks(), ranks));
+  refuse("ranks", "pp {} x dp {} x cp {} x tp {} is {} ranks; expected {}; nearest valid value: {}", p.pp, p.dp, p.cp,
+         p.tp, p.ranks(), ranks, nearest);
+}
+
 void check_batch(const Plan& p, int64_t batch) {
   const int64_t shards = p.dp * p.microbatches;
   if (batch % shards != 0)
@@ -85,6 +99,41 @@ void check_tensor(const Plan& p, const ModelConfig& m) {
   if (p.sp && tokens % p.tp != 0)
     refuse("sp", "{} ranks of `tp` do not divide the {} tokens per rank; nearest valid value: `tp` {}", p.tp, tokens,
            divisors_near(tokens, p.tp));
+}
+
+// What layout-invariant arithmetic does not support is refused, never computed in another order.
+void check_layout_invariant(const TrainConfig& s) {
+  const Plan& p = s.plan;
+  const ModelConfig& m = s.model;
+  if (!p.layout_invariant) return;
+  const auto unsupported = [](bool found, const char* what) {
+    if (found) refuse("layout_invariant", "{} is not supported", what);
+  };
+  unsupported(p.device != Device::cpu, "`device` cuda");
+  unsupported(p.cp > 1, "context parallelism (`cp`)");
+  unsupported(m.experts.count > 0, "a mixture of experts");
+  unsupported(m.lora.rank > 0, "training of adapters (`lora_rank`)");
+  unsupported(m.quantize.codec != Codec::none, "a model with 4-bit weights");
+  unsupported(m.qk_norm, "normalization of queries and keys (`qk_norm`)");
+  unsupported(p.grad_dtype == DType::bfloat16, "`grad_dtype` bf16");
+  unsupported(find_row(s.optim.optimizer).updates_matrices, "an optimizer of full matrices (muon)");
+  if (p.dp_mode != DataMode::ddp) refuse("layout_invariant", "requires `dp_mode` ddp, got {}", value_name(p.dp_mode));
+  if (p.all_reduce != Algorithm::direct)
+    refuse("layout_invariant", "requires `all_reduce` direct, got {}", value_name(p.all_reduce));
+  if (p.tp > kLeaves || kLeaves % p.tp != 0)
+    refuse("layout_invariant", "{} leaves cannot be divided among {} ranks of `tp`; nearest valid value: {}", kLeaves,
+           p.tp, divisors_near(kLeaves, p.tp));
+  const auto divisible = [&](int64_t size, const char* what) {
+    if (size % p.tp != 0)
+      refuse("layout_invariant", "requires equal shards, and {} ranks of `tp` do not divide the {} {}", p.tp, size,
+             what);
+  };
+  divisible(m.vocab, "entries of the vocabulary");
+  divisible(m.hidden(), "hidden channels");
+  if (p.sp && m.context % (2 * p.tp) != 0)
+    refuse("layout_invariant",
+           "with `sp` each sequence has 2 chunks for each rank of `tp`, and {} chunks do not divide the {} tokens",
+           2 * p.tp, m.context);
 }
 
 void check_context(const Plan& p, const ModelConfig& m) {
@@ -129,6 +178,10 @@ void check_quantized(const TrainConfig& s) {
     Communicator axis(std::make_unique<FakeTransport>(static_cast<int>(rank), static_cast<int>(s.plan.tp)), "tp");
     build_model(s.make, one)->place({.tp = &axis, .between = s.plan.sp ? S(1, one.context / s.plan.cp) : I});
   }
+}
+
+void check_trace(const Plan& p, bool traced) {
+  if (traced && p.dp_mode == DataMode::ps_async) refuse("trace", "requires synchronous steps, got `dp_mode` ps-async");
 }
 
 void check_place(const TrainConfig& s, bool traced) {
@@ -285,6 +338,49 @@ void check_model(const TrainConfig& s) {
   build_model(s.make, one);
 }
 
+void check_adapters(const TrainConfig& s) {
+  const LoraConfig &lora = s.model.lora, none;
+  for (const auto& [field, set] : {std::pair{"lora_alpha", lora.alpha != none.alpha},
+                                   {"lora_dropout", lora.dropout != none.dropout},
+                                   {"lora_rslora", lora.rank_stabilised},
+                                   {"lora_targets", !lora.targets.empty()}})
+    if (set && lora.rank == 0) refuse(field, "requires `lora_rank`");
+  if (lora.rank > 0 && s.plan.dp_mode == DataMode::ps_async)
+    refuse("lora_rank", "not supported with `dp_mode` ps-async, which would also update the frozen weights");
+}
+
+void check_frozen_weights(const ModelConfig& m) {
+  const Codec codec = m.quantize.codec;
+  if (codec != Codec::gptq && m.quantize.group != QuantizeConfig().group)
+    refuse("quantize_group", "requires `quantize` gptq, got {}", value_name(codec));
+  if (codec != Codec::none && m.lora.rank == 0)
+    refuse("quantize", "{} requires `lora_rank`, because 4-bit weights are frozen", value_name(codec));
+}
+
+// Each contradiction is a separate error.
+void check_run(const TrainConfig& s) {
+  ErrorList found;
+  const auto refuse_if = [&](bool wrong, const char* field, const std::string& message) {
+    if (wrong) found.check([&] { throw FieldError(field, message); });
+  };
+  const RunConfig& run = s.run;
+  const bool asynchronous = s.plan.dp_mode == DataMode::ps_async, never = run.eval_every == 0 && run.eval_fraction == 0;
+  const double min_lr = s.optim.min_lr.value_or(0);
+  refuse_if(min_lr > s.optim.lr, "min_lr", fmt::format("expected at most `lr` ({}), got {}", s.optim.lr, min_lr));
+  refuse_if(run.epochs.value_or(1) <= 0, "epochs", "expected more than 0, got 0");
+  refuse_if(s.data.held.fraction <= 0, "val_share", "expected more than 0, got 0");
+  refuse_if(run.patience > 0 && (run.no_eval || never || asynchronous), "patience",
+            fmt::format("requires periodic validation, got {}", run.no_eval ? "`no_eval`"
+                                                                : never     ? "`eval_every` 0"
+                                                                            : "`dp_mode` ps-async"));
+  refuse_if(run.check_replicas > 0 && asynchronous, "check_replicas",
+            "requires replicas that are identical after each step, got `dp_mode` ps-async");
+  refuse_if(run.resume && !run.out, "resume", "requires `out` DIR, the run to resume");
+  refuse_if(run.resume && run.no_save, "resume",
+            "cannot be combined with `no_save` (an option, or a key in the run's config.toml)");
+  found.raise();
+}
+
 void check_microbatches(const TrainConfig& s) {
   if (s.optim.batch % s.plan.microbatches != 0)
     refuse("microbatches", "{} does not divide the batch size, {}; nearest valid value: {}", s.plan.microbatches,
@@ -292,6 +388,21 @@ void check_microbatches(const TrainConfig& s) {
 }
 
 }  // namespace
+
+void check_schedule_name(const Plan& p) {
+  try {
+    schedule_named(schedule_name(p));
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    refuse("schedule", "{}", text.substr(text.find(']') + 2));
+  }
+}
+
+int64_t requested_ranks(const TrainConfig& s) {
+  if (!has_processes(s.plan) || !s.plan.rendezvous.empty()) return s.ranks.value_or(0);
+  const std::optional<MpiSurroundings> job = mpi_surroundings();
+  return job ? job->ranks : 1;
+}
 
 void check_sizes(const TrainConfig& s) {
   ErrorList found;
@@ -344,12 +455,16 @@ void check(const Plan& p) {
   check_nccl(p);
 }
 
-void check(const TrainConfig& s, bool traced) {
-  const Plan& p = s.plan;
+void check_trainer(const TrainConfig& given, bool traced) {
+  TrainConfig s = given;
+  Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();
   check_ranges(p);  // other checks divide by them
   ErrorList found;
+  found.check([&] { check_schedule_name(p); });
+  if (!found.none()) p.schedule_file.clear();  // the other checks use the default schedule
+  found.check([&] { check_ranks(s); });
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, std::max(s.ranks.value_or(1), p.ranks())); });
   found.check([&] { check_documents(s); });
@@ -361,13 +476,24 @@ void check(const TrainConfig& s, bool traced) {
   if (s.optim.batch % p.microbatches == 0) found.check([&] { check_batch(p, s.optim.batch); });
   found.check([&] { check_tensor(p, s.model); });
   found.check([&] { check_context(p, s.model); });
+  found.check([&] { check_layout_invariant(s); });
   found.check([&] { check_experts(p, s.model); });
   found.check([&] { check_pipeline(p, s.model); });
   found.check([&] { check_quantized(s); });
   found.check([&] { check_bfloat16(s); });
   found.check([&] { check_attention(s); });
+  found.check([&] { check_trace(p, traced); });
   found.check([&] { check_place(s, traced); });
   found.check([&] { check_nccl(p); });
+  found.raise();
+}
+
+void check(const TrainConfig& s, bool traced) {
+  ErrorList found;
+  found.check([&] { check_trainer(s, traced); });
+  found.check([&] { check_adapters(s); });
+  found.check([&] { check_frozen_weights(s.model); });
+  found.check([&] { check_run(s); });
   found.raise();
 }
 

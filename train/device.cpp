@@ -34,7 +34,11 @@ void check_device(Device device) {
 
 ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) {
   check_device(device);
-  if (device == Device::cpu) return make_arena();
+  if (device == Device::cpu) {
+    ArenaPtr arena = make_arena();
+    arena->local<KernelChoice>() = kernels;
+    return arena;
+  }
   if constexpr (kWithCuda) {
     cuda::use_gpu(local_rank % gpu_count());
     cuda::cache_algorithms_in(cache_directory());  // reused by the next run
@@ -45,7 +49,11 @@ ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) 
 }
 
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world) {
-  if (plan.device == Device::cpu) return world.make_arena();
+  if (plan.device == Device::cpu) {
+    ArenaPtr arena = world.make_arena();
+    arena->local<KernelChoice>() = select_kernels(plan);
+    return arena;
+  }
   return rank_arena(plan.device, world.local_rank(), select_kernels(plan));
 }
 
@@ -120,7 +128,9 @@ bool asks_cudnn(const Plan& p) {
 }
 
 KernelChoice select_kernels(const Plan& p) {
-  return {.attention = asks_cudnn(p) ? p.attention : AttentionKernels::own, .deterministic = p.deterministic};
+  return {.attention = asks_cudnn(p) ? p.attention : AttentionKernels::own,
+          .deterministic = p.deterministic,
+          .layout_invariant = p.layout_invariant};
 }
 
 void check_attention(const Plan& p) {

@@ -17,6 +17,7 @@
 #include "models/layout.h"
 #include "models/stages.h"
 #include "nn/adapters/lora.h"
+#include "optim/exact_norm.h"
 #include "parallel/comm/call.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/matrix_owners.h"
@@ -327,6 +328,7 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
       out.all_gather(over, ranks, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
       if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
     }
+  if (p.layout_invariant) return;  // the norm is part of a reduction over the world
   if (s.plan.tp > 1) {
     out.reduce_directly(axis, n, 8 * std::ssize(sizes.units));  // the norm
     for (int64_t group = 0; p.ep > 1 && group < p.ep; ++group)
@@ -432,16 +434,19 @@ void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes
 // `sizes`: shard of a rank of the tensor-parallel group.
 void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
   const int64_t n = s.plan.tp, full = s.micro_elements() * s.value, rows = s.sequences * s.tokens;
+  const int64_t element = p.layout_invariant ? s.wide : s.value, partial = s.micro_elements() * element;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
   const int64_t m = s.m, first = sizes.first ? m : 0, last = sizes.last ? m : 0;
   const int64_t routers = sizes.routers * m, columns = sizes.columns * m + routers, inputs = sizes.rows * m + routers;
   if (!p.sp) {
-    out.all_reduce("tp", n, inputs * forwards + columns + first + last, full, s.value);
+    out.all_reduce("tp", n, inputs * forwards + columns + last, partial, element);
+    out.all_reduce("tp", n, first, full, s.value);
   } else {
     // Column layers, the head and tables gather their inputs again for the weight gradients.
     const int64_t again = s.config.lora.rank > 0 ? 0 : columns - routers + first + last;
     out.all_gather("tp", n, columns * forwards + again + inputs + last, full);
-    out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, full);
+    out.reduce_scatter("tp", n, inputs * forwards + columns + last, partial);
+    out.reduce_scatter("tp", n, first, full);
     // Gradients of tables: (T, C), or (B, T, C) if documents restart positions.
     out.all_gather("tp", n, sizes.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
     out.all_reduce("tp", n, sizes.norms * m, s.config.channels * s.wide, s.wide);
@@ -454,8 +459,8 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& 
   out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);
   add_adapters(out, s, p, sizes);
   out.all_reduce("tp", n, sizes.head_norms * m, s.config.head_size() * s.wide, s.wide);
-  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);   // the loss
-  out.reduce_directly("tp", n, 8 * std::ssize(sizes.units));  // the norm, once per step
+  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);                            // the loss
+  if (!p.layout_invariant) out.reduce_directly("tp", n, 8 * std::ssize(sizes.units));  // the norm, once per step
 }
 
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const ShardSizes& sizes) {
@@ -506,7 +511,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
   out.in_groups(s.plan.ranks() / s.plan.pp);
   out.messages("pp", 2 * s.m * s.schedule.wire_boundaries(), activation,
                s.m * *std::ranges::max_element(sends) * activation);
-  out.reduce_directly("pp", s.plan.pp, 8 * s.units);  // the norm
+  if (!p.layout_invariant) out.reduce_directly("pp", s.plan.pp, 8 * s.units);  // the norm
   out.in_groups(s.data);
   for (const ShardSizes& sizes : s.shards.front()) {
     for (const UnitSizes& u : sizes.units)
@@ -525,7 +530,11 @@ std::vector<SentBytes> expected_bytes(const TrainConfig& job, int64_t steps, std
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce);
   out.in_steps(steps);
-  out.reduce_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // loss, a rank's request and norm
+  // Loss, a rank's request and norm.
+  out.reduce_directly("world", ranks,
+                      p.layout_invariant              ? 16 + 8 * kExactBins
+                      : p.dp_mode == DataMode::diloco ? 24
+                                                      : 16);
   for (const std::vector<ShardSizes>& stage : s.shards) {
     for (const ShardSizes& sizes : stage) {
       if (p.dp_mode == DataMode::dataparallel)

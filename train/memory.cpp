@@ -168,6 +168,12 @@ bool supports_row_slices(const Plan& plan) {
   return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct;
 }
 
+std::unique_ptr<Communicator> tensor_axis(const Plan& plan, int rank) {
+  std::unique_ptr<Communicator> axis = alone_on("tp", plan.tp, rank, supports_row_slices(plan));
+  if (plan.layout_invariant) axis->add_in_pairs();
+  return axis;
+}
+
 // One micro-batch at a time through all stages and back.
 Schedule one_after_another(int stages, int microbatches, bool split) {
   Schedule s = empty_schedule("one after another", 1, stages, microbatches);
@@ -183,10 +189,11 @@ struct Sample {
   int64_t live = 0, peak = 0, communication = 0;
 };
 
-// A host arena whose ops allocate as on `device`.
-ArenaPtr host_arena_for(Device device) {
+// A host arena whose ops allocate as in the plan.
+ArenaPtr host_arena_for(const Plan& plan) {
   ArenaPtr arena = make_arena();
-  arena->local<DryRunDevice>().device = device;
+  arena->local<DryRunDevice>().device = plan.device;
+  arena->local<KernelChoice>().layout_invariant = plan.layout_invariant;
   return arena;
 }
 
@@ -203,7 +210,7 @@ class DryRunRank final : public BatchSource {
              std::vector<Range> layers)
       : sizes_(sizes),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
-        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank(), supports_row_slices(job.plan))),
+        tp_(tensor_axis(job.plan, sizes_.largest_tp_rank())),
         cp_(alone_on("cp", sizes_.plan.cp, cp_rank, supports_row_slices(job.plan))),
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
@@ -288,7 +295,7 @@ class DryRunRank final : public BatchSource {
   bool through_root_;
   std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
   std::unique_ptr<LanguageModel> full_model_;
-  ArenaPtr arena_ = host_arena_for(sizes_.plan.device);
+  ArenaPtr arena_ = host_arena_for(sizes_.plan);
   std::vector<Sample> samples_;
   ModelPart part_;
 };

@@ -99,6 +99,9 @@ void add_place(Settings& s, Plan& p) {
           "attention kernels on a GPU: cuDNN's if they support the model, or custom ones (own) [cudnn if built in, own "
           "for verify]",
           Field{.choices = "cudnn|own", .open = true}},
+         {"layout_invariant", &p.layout_invariant,
+          "reductions in fixed trees, so that runs with any `tp` and `sp` are bitwise identical; slower",
+          Field{.recorded = IdentityRole::unless_default}},
          {"deterministic", &p.deterministic,
           "bitwise reproducible runs on a GPU, at some cost in throughput; CPU runs are always reproducible"},
          {"threads_per_rank", &p.threads_per_rank, "threads per rank [cores divided by ranks]",
@@ -147,7 +150,7 @@ bool has_processes(const Plan& p) {
 
 bool uses_nccl(const Plan& p) { return p.backend == Backend::nccl; }
 
-bool splits_sums(const Plan& p) { return p.tp > 1 || p.cp > 1 || asks_cudnn(p); }
+bool splits_sums(const Plan& p) { return ((p.tp > 1 || p.cp > 1) && !p.layout_invariant) || asks_cudnn(p); }
 
 int64_t shard_group_size(const Plan& p) {
   if (p.zero == ZeroStage::none) return 1;
@@ -163,10 +166,9 @@ Schedule make_schedule(const Plan& p) {
   const auto ranks = static_cast<int>(p.pp), microbatches = static_cast<int>(p.microbatches),
              chunks = static_cast<int>(p.chunks);
   try {
-    return p.schedule_file.empty() ? make_schedule(p.schedule, ranks, microbatches, chunks)
-                                   : schedule_from_file(p.schedule_file, ranks, microbatches, chunks);
-  } catch (const InputError&) {
-    throw;  // includes the file name
+    return make_schedule(schedule_name(p), ranks, microbatches, chunks);
+  } catch (const InputError& e) {
+    throw InputError(fmt::format("`schedule`: {}", e.what()));
   } catch (const Error& e) {
     const std::string text = e.what();
     throw FieldError("schedule", text.substr(text.find(']') == text.npos ? 0 : text.find(']') + 2));

@@ -57,6 +57,8 @@ struct Plan {
   std::string rendezvous = {};  // "HOST:PORT" where processes without a launcher rendezvous; empty: none
   CudaGraph cuda_graph = CudaGraph::automatic;
   AttentionKernels attention = AttentionKernels::automatic;
+  // Tensor- and sequence-parallel runs are bitwise identical to one rank (docs/layout_invariant.md).
+  bool layout_invariant = false;
   bool deterministic = false;    // bitwise reproducible GPU runs; CPU runs always are
   int64_t threads_per_rank = 0;  // 0: the cores divided by the ranks
   double timeout = 300;          // seconds that a rank waits for another

@@ -26,6 +26,7 @@ RankGroups::RankGroups(const TrainConfig& job, Communicator& all)
       mesh(world, mesh_axes(job.plan)),
       data(job.plan.cp > 1 ? mesh.flat({"dp", "cp"}) : mesh["dp"]) {
   const auto e = static_cast<int>(job.plan.ep);
+  if (job.plan.layout_invariant) mesh["tp"].add_in_pairs();
   if (e == 1) return;
   const int rank = data.rank(), group = job.plan.shard_ranks > 0 ? static_cast<int>(job.plan.shard_ranks) : data.size();
   experts = data.split(rank / e, rank % e, "ep");

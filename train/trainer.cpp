@@ -103,12 +103,24 @@ StepReport Trainer::compute_gradients(StepRequest request) {
   const TraceSpan span(trace_, "finish gradients");
   queue_sums();
   StepReport r;
-  r.grad_norm = std::sqrt(sum_of_squares());
+  const bool exact = state_.job.plan.layout_invariant;
+  if (!exact) r.grad_norm = std::sqrt(sum_of_squares());
   // All tp ranks have the same loss, so one contributes it. With local updates, the sum of the replicas' norms reveals
   // a non-finite one to all ranks.
   std::vector<double> totals{mesh().coordinate("tp") == 0 ? double{sum} : 0.0, encode(request)};
   if (strategy().layout().local_updates) totals.push_back(r.grad_norm);
+  if (exact) {
+    const auto counted = [this](size_t unit) { return places_[unit] < all_units_; };  // no copy of a tied weight
+    const ExactSum own = exact_squares(strategy(), mesh()["tp"], counted);
+    totals.insert(totals.end(), own.begin(), own.end());
+  }
   state_.groups.world.sum(totals);
+  if (exact) {
+    ExactSum squares{};
+    std::copy(totals.end() - kExactBins, totals.end(), squares.begin());
+    r.grad_norm = std::sqrt(total(squares));
+    totals.resize(totals.size() - kExactBins);
+  }
   r.loss = totals[0] / tokens_.targets();
   r.request = decode(totals[1]);
   if (!std::isfinite(totals.back()) && strategy().layout().local_updates) r.grad_norm = totals.back();

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "optim/exact_norm.h"
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"
 #include "train/device.h"
@@ -364,7 +365,7 @@ StepReport Reference::compute_gradients() {
   for (size_t r = 1; r < ranks; ++r) loss += losses[r];
   loss_sum_ = loss;
   report.loss = loss / step_targets();
-  report.grad_norm = grad_norm(model_->units());
+  report.grad_norm = job_.plan.layout_invariant ? exact_grad_norm(model_->units()) : grad_norm(model_->units());
   report.lr = schedule_.at(optimizer_->steps());
   report.step = optimizer_->steps() + 1;
   return report;

@@ -100,6 +100,8 @@ SumOrder order_of_sums(TrainState& t) {
   }
   // Ranks have different experts and chunk boundaries, but no algorithm supported with `ep` sums by chunks.
   if (p.ep > 1) order.between = {{{0, begin}, begin}};
+  // Nor does any supported with `tp`, whose ranks have shards of the units.
+  if (p.tp > 1) order.reductions = order.between = {{{0, begin}, begin}};
   return order;
 }
 

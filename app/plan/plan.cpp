@@ -238,6 +238,7 @@ int64_t default_vocab(std::string_view preset) {
 PlanQuestion make_question(const PlanOptions& o) {
   const TrainConfig config = resolve(o.run);
   const Plan& given = config.plan;
+  check_schedule_name(given);
   if (!given.schedule_file.empty())
     throw Error("--schedule: expected a name, got the file " + given.schedule_file +
                 ", which fixes the number of ranks");

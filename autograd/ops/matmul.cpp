@@ -75,7 +75,7 @@ struct FirstLayer {
         g.set(0, std::move(dx));
     }
     set_linear_grads(g, 1, dy, input ? Saved(input()) : x, bias);
-    if (gradient) g.set(0, gradient());
+    if (gradient) g.set(0, gradient().to(dy.dtype()));  // partial sums may have the accumulation dtype
   }
 };
 

@@ -32,7 +32,8 @@ enum class Op : uint8_t {
 inline constexpr int kOps = 11;
 std::string_view to_string(Op op);
 
-enum class Reduction : uint8_t { sum, max };
+// pair_sum adds ranks by the binary tree ((0 + 1) + (2 + 3)) + ..., in the accumulation dtype, and rounds once.
+enum class Reduction : uint8_t { sum, max, pair_sum };
 
 struct Range {
   int64_t begin = 0, end = 0;

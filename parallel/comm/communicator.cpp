@@ -182,17 +182,21 @@ Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algo
   return Work(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
 }
 
+Reduction Communicator::ordered(Reduction reduction) const {
+  return adds_in_pairs_ && reduction == Reduction::sum ? Reduction::pair_sum : reduction;
+}
+
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return;
   Call call = full_call(Op::all_reduce, x);
-  call.reduction = reduction;
+  call.reduction = ordered(reduction);
   run(call);
 }
 
 Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return {};
   Call call = full_call(Op::all_reduce, x);
-  call.reduction = reduction;
+  call.reduction = ordered(reduction);
   return start(call, {x});
 }
 
@@ -204,12 +208,13 @@ bool Communicator::copies_locally(const Call& call) const {
 
 void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction, int64_t rows) {
   Call call = sharded_call(Op::reduce_scatter, in, out, rows);
-  call.reduction = reduction;
+  call.reduction = ordered(reduction);
   if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = sharded_call(Op::reduce_scatter, in, out, rows);
+  Call call = sharded_call(Op::reduce_scatter, in, out, rows);
+  call.reduction = ordered(call.reduction);
   return copies_locally(call) ? Work() : start(call, {in, out});
 }
 

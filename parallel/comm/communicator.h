@@ -80,6 +80,12 @@ class Communicator : NotCopied {
   // For all_reduce, reduce_scatter and all_gather; determines the summation order.
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
+  // From now on all_reduce and reduce_scatter add tensors in pairs (Reduction::pair_sum), with the direct algorithm.
+  void add_in_pairs() {
+    algorithm_ = Algorithm::direct;
+    adds_in_pairs_ = true;
+  }
+  bool adds_in_pairs() const { return adds_in_pairs_; }
 
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
   // out = this rank's chunk of the reduced `in`; it may be the chunk inside `in`, whose other chunks are not modified.
@@ -155,6 +161,7 @@ class Communicator : NotCopied {
   template <class F>
   void observed(const Call& call, double requested, const F& f);
   double now() const;
+  Reduction ordered(Reduction reduction) const;
   Call full_call(Op op, const Tensor& x) const;
   Call sharded_call(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
   Call uneven_call(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const;
@@ -166,6 +173,7 @@ class Communicator : NotCopied {
   std::unique_ptr<Transport> transport_;
   std::string axis_;
   Algorithm algorithm_;
+  bool adds_in_pairs_ = false;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
   StallTimer* stall_timer_ = nullptr;

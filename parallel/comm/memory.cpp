@@ -133,6 +133,44 @@ struct ReduceRanks {
   }
 };
 
+// Reduction::pair_sum.
+template <class T>
+struct SumPairs {
+  std::span<const std::byte* const> in;
+  std::span<std::byte* const> out;
+  Range range;
+  void operator()() const {
+    for (int64_t begin = range.begin; begin < range.end; begin += kTile)
+      tile(begin, std::min(kTile, range.end - begin));
+  }
+
+ private:
+  using A = Accumulate<T>;
+  static constexpr size_t kMaxLevels = 10;  // 1,024 ranks
+
+  void tile(int64_t begin, int64_t n) const {
+    A pending[kMaxLevels][kTile], sum[kTile];
+    for (size_t k = 0; k < in.size(); ++k) {
+      const T* const x = reinterpret_cast<const T*>(in[k]) + begin;
+      for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(x[i]);
+      size_t level = 0;
+      for (; (k >> level & 1) != 0; ++level) add(sum, pending[level], n);
+      if (k + 1 < in.size()) std::copy(sum, sum + n, pending[level]);
+      if (k + 1 < in.size()) continue;
+      for (; level < kMaxLevels; ++level)  // complete subtrees, if the number of ranks is not a power of two
+        if ((k >> level & 1) != 0) add(sum, pending[level], n);
+    }
+    for (std::byte* o : out) {
+      T* const y = reinterpret_cast<T*>(o) + begin;
+      for (int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(sum[i]);
+    }
+  }
+  static void add(A* sum, const A* left, int64_t n) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) sum[i] = left[i] + sum[i];
+  }
+};
+
 template <class T, class Combine>
 struct ReduceInto {
   T* total;
@@ -149,6 +187,7 @@ struct ReduceInto {
 void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* const> in,
                   std::span<std::byte* const> out, Range range) {
   with_dtype(dtype, [&](auto t) {
+    if (reduction == Reduction::pair_sum) return cpu::vectorized(SumPairs<decltype(t)>{in, out, range});
     with_reduction(reduction, [&](auto combine) {
       cpu::vectorized(ReduceRanks<decltype(t), decltype(combine)>{in, out, range});
     });

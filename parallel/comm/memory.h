@@ -48,7 +48,7 @@ class Scratch {
 // Elementwise reductions over ranks; float32 and narrower dtypes accumulate in float32 and are rounded once.
 
 // out[k][i] = in[0][i] + in[1][i] + ... (or the maximum) for every k and every i of the range, added from left to
-// right. in[k] and out[k] may alias. The pointers refer to element 0.
+// right, or by the tree of Reduction::pair_sum. in[k] and out[k] may alias. The pointers refer to element 0.
 void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* const> in,
                   std::span<std::byte* const> out, Range range);
 
@@ -70,10 +70,10 @@ struct Larger {
 
 template <class F>
 void with_reduction(Reduction reduction, const F& f) {
-  if (reduction == Reduction::sum)
-    f(Plus{});
-  else
+  if (reduction == Reduction::max)
     f(Larger{});
+  else
+    f(Plus{});
 }
 
 namespace cuda {

@@ -112,7 +112,8 @@ def modules(root: Any) -> Iterator[tuple[str, Any, int]]:
         name, parent, depth = found.get(above, ("", None, 0))
         if path and not _classes(parent) & WRAPPERS:
             name, listed = f"{name}.{key}".lstrip("."), _classes(parent) & {*LISTS, "Sequential"}
-            depth = EXPERT if 1 < depth < EXPERT and listed & LISTS else depth + bool(depth or listed)
+            step = EXPERT if above.endswith(".experts") and not listed else bool(depth or listed)  # fused experts
+            depth = EXPERT if 1 < depth < EXPERT and listed & LISTS else depth + step
         found[path] = (name, module, depth)
         yield found[path]
 

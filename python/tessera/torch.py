@@ -50,10 +50,6 @@ def _random_state() -> list[Any]:
     return [torch.get_rng_state().tolist(), torch.cuda.is_initialized() and torch.cuda.get_rng_state().tolist()]
 
 
-def _same(tensor: Any) -> Any:
-    return tensor
-
-
 def _bytes(matrix: Any) -> Any:
     return local(matrix).cpu().contiguous().view(torch.uint8).numpy()
 
@@ -223,15 +219,14 @@ class Recording:
             return
         again, inside = self._passes > 0, id(root) in self._open
         microbatch = self._current if again else self._calls[id(root)] - 1 if inside else self._calls[name]
-        ids, place = given[0] if given and isinstance(given[0], torch.Tensor) else output, _same
+        place: Any
+        ids, place = given[0] if given and isinstance(given[0], torch.Tensor) else output, lambda tensor: tensor
         if name.endswith(recording.ROUTERS):
             self._routed[name.rpartition(".")[0]] = ids.reshape(-1, ids.shape[-1])
         elif depth == recording.EXPERT and (place := self._placement(name, ids, microbatch)) is None:
             return
         self._calls[name] += not again
-        number = self._calls[name, microbatch, again]
-        self._calls[name, microbatch, again] += 1
-        suffix = f":{number}" if number else ""
+        suffix = self._number(name, microbatch, again)
         if again:
             second = self._placed(name, "output", place(output))[-1][1].cpu().double().reshape(-1)
             first = self._tensors.get(self._keys.get((name, microbatch, suffix), ""), second).double().reshape(-1)
@@ -278,18 +273,19 @@ class Recording:
             return original(tensors, *given, **more)
         finally:
             self._passes -= 1
-            scalars = [local(root) for root in _listed(tensors) if isinstance(root, torch.Tensor) and root.dim() == 0]
+            roots = [local(root) for root in _listed(tensors) if isinstance(root, torch.Tensor)]
+            scalars = [root.reshape(()) for root in roots if root.numel() == 1]
             if not self._passes and scalars and (self._touched or not self._split):
-                self._loss(sum(scalars) / self._loss_scale)
+                # The root is the loss of the micro-batch to whose outputs the pass has gradients
+                microbatch, value = min(self._touched, default=self._latest), sum(scalars) / self._loss_scale
+                self._add("loss", "loss", value, microbatch, self._number("loss", microbatch))
+                self._info["losses"].append({"microbatch": microbatch, "value": _finite(value),
+                                             "scale": self._loss_scale} | self._counted.get(microbatch, {}))
 
-    def _loss(self, value: Any) -> None:
-        """The root of a backward pass is the loss of the micro-batch to whose outputs it has gradients."""
-        microbatch = min(self._touched, default=self._latest)
-        number = self._calls["loss", microbatch]
-        self._calls["loss", microbatch] += 1
-        self._add("loss", "loss", value, microbatch, f":{number}" if number else "")
-        self._info["losses"].append({"microbatch": microbatch, "value": _finite(value), "scale": self._loss_scale}
-                                    | self._counted.get(microbatch, {}))
+    def _number(self, *call: Any) -> str:
+        """A suffix for the second and later calls."""
+        self._calls[call] += 1
+        return f":{self._calls[call] - 1}" if self._calls[call] > 1 else ""
 
     def _cross_entropy(self, original: Any, logits: Any, target: Any, *given: Any) -> Any:
         observed = (any(self._open.values()) if self._open else torch.is_grad_enabled()) and not self._passes

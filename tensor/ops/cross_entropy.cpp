@@ -30,6 +30,33 @@ int64_t check_targets(const Tensor& targets, int64_t vocab) {
 
 constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in L1
 
+// Sum of exp(logit - top) over a row; chunks of the vocabulary, one per leaf, are added by a binary tree.
+template <class A, class T>
+inline A sum_exp_of_leaves(const T* row, int64_t vocab, A top, int64_t leaves) {
+  A sums[kLeaves];
+  for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+    const int64_t begin = leaf * vocab / leaves, end = (leaf + 1) * vocab / leaves;
+    sums[leaf] = cpu::lane_sum<A>(
+        end - begin, [row, begin, top](int64_t j) { return math::exp(static_cast<A>(row[begin + j]) - top); });
+  }
+  for (int64_t step = 1; step < leaves; step *= 2)
+    for (int64_t leaf = 0; leaf < leaves; leaf += 2 * step) sums[leaf] += sums[leaf + step];
+  return sums[0];
+}
+
+template <class A, class T>
+inline A max_of_row(const T* row, int64_t vocab) {
+  return cpu::lane_max<A>(vocab, -std::numeric_limits<A>::infinity(),
+                          [row](int64_t j) { return static_cast<A>(row[j]); });
+}
+
+// As joined_cross_entropy() of the shards.
+template <class A, class T>
+inline A row_lse_of_leaves(const T* row, int64_t vocab) {
+  const A top = max_of_row<A>(row, vocab);
+  return top + math::log(sum_exp_of_leaves(row, vocab, top, kLeaves));
+}
+
 template <class A, class T>
 inline A row_lse(const T* row, int64_t vocab) {
   A max = -std::numeric_limits<A>::infinity(), sum = 0;
@@ -69,7 +96,10 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
     out.lse = logits.make({n}, kDTypeOf<A>);
     const T* const x = logits.data<T>();
     A* const lse = out.lse.template data<A>();
-    cpu::for_rows(n, vocab, [=](int64_t i) { lse[i] = row_lse<A>(x + i * vocab, vocab); });
+    if (adds_by_leaves(logits))
+      cpu::for_rows(n, vocab, [=](int64_t i) { lse[i] = row_lse_of_leaves<A>(x + i * vocab, vocab); });
+    else
+      cpu::for_rows(n, vocab, [=](int64_t i) { lse[i] = row_lse<A>(x + i * vocab, vocab); });
     const int32_t* const target = targets.data<int32_t>();
     for (int64_t i = 0; i < n; ++i)
       if (target[i] != kIgnoredTarget)
@@ -210,11 +240,12 @@ Tensor row_max(const Tensor& logits) {
   return over_rows(logits, "row_max", top, [](const Tensor& out, const Tensor& x) { cuda::row_max(out, x); });
 }
 
-Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
+Tensor row_sum_exp(const Tensor& logits, const Tensor& max, int64_t leaves) {
   const int64_t vocab = logits.dim(-1);
   max.check_size(logits.dim(0));
   const auto sum = [&]<class T, class A>(const T* row, int64_t i, A) {
     const A top = max.data<A>()[i];
+    if (leaves > 0) return sum_exp_of_leaves(row, vocab, top, leaves);
     return cpu::lane_sum<A>(vocab, [=](int64_t j) { return math::exp(static_cast<A>(row[j]) - top); });
   };
   return over_rows(logits, "row_sum_exp", sum,
@@ -282,7 +313,8 @@ RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t max_bytes) {
   const int64_t row_bytes = std::max<int64_t>(w.dim(0) * element_size(x.dtype()), 1);
   const int64_t max_rows = std::max(kMinRows, max_bytes / row_bytes);
   const bool on_gpu = x.device() == Device::cuda || dry_run_on_gpu(x);
-  if (rows <= max_rows || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
+  // Leaves of tokens are not divided into blocks.
+  if (rows <= max_rows || on_gpu || adds_by_leaves(x)) return {rows, std::max<int64_t>(rows, 1)};
   const int64_t min_blocks = (rows + max_rows - 1) / max_rows;
   for (int64_t blocks = min_blocks; blocks < 2 * min_blocks; ++blocks)
     if (rows % blocks == 0) return {rows, rows / blocks};

@@ -54,7 +54,8 @@ Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tens
 // Partial results (N) of a vocabulary shard, float32 (float64 for float64): reduce `row_max` over shards by maximum,
 // `row_sum_exp` and `target_logits` by sum.
 Tensor row_max(const Tensor& logits);
-Tensor row_sum_exp(const Tensor& logits, const Tensor& max);  // sum of exp(logit - max)
+// Sum of exp(logit - max); with `leaves` above 0, that many chunks of the vocabulary are added by a binary tree.
+Tensor row_sum_exp(const Tensor& logits, const Tensor& max, int64_t leaves = 0);
 // 0 if the target is in another shard. Throws like cross_entropy().
 Tensor target_logits(const Tensor& logits, const Tensor& targets, const VocabShard& shard);
 CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);

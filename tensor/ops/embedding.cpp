@@ -37,6 +37,16 @@ void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table,
   });
 }
 
+// The sum of the row and the zeros of other shards: -0 becomes +0, whether or not the vocabulary is sharded.
+void add_zero(const Tensor& out) {
+  with_floating(out.dtype(), "embedding", [&]<class T>(T) {
+    T* const y = out.data<T>();
+    cpu::parallel_for(out.numel(), cpu::kGrain, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) y[i] = T(static_cast<Accumulate<T>>(y[i]) + Accumulate<T>(0));
+    });
+  });
+}
+
 void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabShard& shard) {
   const int64_t rows = sums.dim(0), first = shard.first, c = sums.dim(1), n = ids.numel();
   const int32_t* const id = checked(ids, full_index(sums, shard));
@@ -73,7 +83,11 @@ Tensor embedding(const Tensor& ids_any, const Tensor& table_any, const VocabShar
   shape.push_back(table.dim(1));
   Tensor out = table.make(shape);
   on_device(
-      table.device(), [&] { embedding_on_cpu(out, ids, table, shard); },
+      table.device(),
+      [&] {
+        embedding_on_cpu(out, ids, table, shard);
+        if (adds_by_leaves(out)) add_zero(out);
+      },
       [&] { cuda::embedding(out, ids, table, shard); });
   return out;
 }

@@ -7,8 +7,10 @@
 #include <string>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/token_tree.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/ops/matmul/leaves.h"
 
 namespace tessera {
 namespace {
@@ -107,6 +109,30 @@ void norm_backward_on_cpu(const NormBackwardOperands& operands) {
   });
 }
 
+template <class T, class A>
+void norm_sums_by_tokens(const NormBackward<T>& f, const cpu::TokenRows& rows, int64_t c, A* to_gamma, A* to_beta) {
+  constexpr int64_t kStrip = 64;
+  using Tree = cpu::TokenTree<A, 2, kStrip>;
+  cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
+    for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
+      const int64_t width = std::min(kStrip, end - j0);
+      const auto add = [=](typename Tree::Sums& sums, int64_t i) {
+        const T *const gi = f.dy + i * c + j0, *const xi = f.x + i * c + j0;
+        const A m = f.mean ? f.mean[i] : A(0), r = f.rstd[i];
+        for (int64_t j = 0; j < width; ++j) {
+          const A d = static_cast<A>(gi[j]);
+          sums[0][j] = math::fma(d, (static_cast<A>(xi[j]) - m) * r, sums[0][j]);
+          sums[1][j] += d;
+        }
+      };
+      Tree::run(rows, width, add, [=](const typename Tree::Sums& sums) {
+        std::copy(sums[0], sums[0] + width, to_gamma + j0);
+        std::copy(sums[1], sums[1] + width, to_beta + j0);
+      });
+    }
+  });
+}
+
 void norm_sums_on_cpu(const NormSums& sums, const NormBackwardOperands& operands) {
   const Tensor& x = operands.x;
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
@@ -115,6 +141,10 @@ void norm_sums_on_cpu(const NormSums& sums, const NormBackwardOperands& operands
     using A = Accumulate<T>;
     const NormBackward<T> f = make_norm_backward<T>(operands);
     A *const to_gamma = by_gamma.data<A>(), *const to_beta = by_beta.data<A>();
+    if (adds_by_leaves(x)) {
+      const int64_t tokens = x.ndim() > 1 ? std::max<int64_t>(x.dim(-2), 1) : 1;
+      return norm_sums_by_tokens(f, {n / tokens, tokens}, c, to_gamma, to_beta);
+    }
     constexpr int64_t kStrip = 64;  // columns at a time, so that their sums stay in L1
     cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
       for (int64_t j0 = begin; j0 < end; j0 += kStrip) {

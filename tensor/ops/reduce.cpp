@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/token_tree.h"
 #include "tensor/math.h"
+#include "tensor/ops/matmul/leaves.h"
 
 namespace tessera {
 
@@ -33,6 +35,31 @@ void sum_rows_on_cpu(const Tensor& out, const Tensor& rows) {
             }
           }
           for (int64_t j = 0; j < width; ++j) to[j0 + j] = static_cast<U>(total[j]);
+        }
+      });
+    });
+  });
+}
+
+void sum_tokens_on_cpu(const Tensor& out, const Tensor& rows, const cpu::TokenRows& tokens) {
+  const int64_t c = rows.dim(1);
+  with_floating(rows.dtype(), "sum_rows", [&]<class T>(T) {
+    with_floating(out.dtype(), "sum_rows", [&]<class U>(U) {
+      using A = Accumulate<T>;
+      constexpr int64_t kStrip = 64;
+      using Tree = cpu::TokenTree<A, 1, kStrip>;
+      const T* const in = rows.data<T>();
+      U* const to = out.data<U>();
+      cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
+        for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
+          const int64_t width = std::min(kStrip, end - j0);
+          const auto add = [=](typename Tree::Sums& sums, int64_t i) {
+            const T* const row = in + i * c + j0;
+            for (int64_t j = 0; j < width; ++j) sums[0][j] += static_cast<A>(row[j]);
+          };
+          Tree::run(tokens, width, add, [=](const typename Tree::Sums& sums) {
+            for (int64_t j = 0; j < width; ++j) to[j0 + j] = static_cast<U>(sums[0][j]);
+          });
         }
       });
     });
@@ -92,8 +119,12 @@ void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
 void sum_rows(Tensor& out, const Tensor& x) {
   const Tensor rows = x.contiguous().flat_rows();
   out.check_size(rows.dim(1));
-  on_device(
-      x.device(), [&] { sum_rows_on_cpu(out, rows); }, [&] { cuda::sum_rows(out, rows); });
+  const auto on_cpu = [&] {
+    if (!adds_by_leaves(x)) return sum_rows_on_cpu(out, rows);
+    const int64_t tokens = x.ndim() > 1 ? std::max<int64_t>(x.dim(-2), 1) : 1;
+    sum_tokens_on_cpu(out, rows, {rows.dim(0) / tokens, tokens});
+  };
+  on_device(x.device(), on_cpu, [&] { cuda::sum_rows(out, rows); });
 }
 
 void sum_partials(Tensor& out, const Tensor& partials) {

@@ -8,7 +8,8 @@ namespace tessera {
 Tensor sum_to(const Tensor& x, const Shape& shape);
 // -> (): in double, in row-major order, by blocks of 4096.
 Tensor sum(const Tensor& x);
-// (..., C) -> (C), rows in order, in float (double for float64); out may have any floating dtype. On a GPU sums over
+// (..., C) -> (C), rows in order, in float (double for float64); out may have any floating dtype. In leaves
+// (tensor/cpu/token_tree.h) the rows of x (B, T, C) are tokens of sequences. On a GPU sums over
 // rows have three levels, each in order: runs of rows (tensor/cuda/columns.cuh), groups of 32 runs, all groups.
 void sum_rows(Tensor& out, const Tensor& x);
 

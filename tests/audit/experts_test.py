@@ -46,10 +46,11 @@ class FusedExperts(nn.Module):
     def __init__(self):
         super().__init__()
         self.up_proj = nn.Parameter(torch.empty(EXPERTS, 6, CHANNELS))
-        self.down_proj = nn.Parameter(torch.empty(EXPERTS, CHANNELS, 6))
+        self.down_proj, self.act_fn = nn.Parameter(torch.empty(EXPERTS, CHANNELS, 6)), nn.SiLU()
 
     def forward(self, rows, indices, scores):
-        every = torch.einsum("eck,enk->enc", self.down_proj, F.silu(torch.einsum("ekc,nc->enk", self.up_proj, rows)))
+        hidden = self.act_fn(torch.einsum("ekc,nc->enk", self.up_proj, rows))
+        every = torch.einsum("eck,enk->enc", self.down_proj, hidden)
         weights = torch.zeros(len(rows), EXPERTS).scatter(1, indices, scores)
         return torch.einsum("enc,ne->nc", every, weights)
 
@@ -141,6 +142,7 @@ def test_fused_experts_are_recorded_as_one_module(tmp_path):
     tensors = train(tmp_path, Model(Fused), detail="modules")
     assert np.array_equal(tensors["layers.0.mlp.experts", "output"], tensors["layers.0.mlp", "output"])
     assert tensors["layers.0.mlp.experts.up_proj", "grad"].shape == (EXPERTS, 6, CHANNELS)
+    assert ("layers.0.mlp.experts.act_fn", "output") not in tensors
 
 
 def test_experts_without_a_router_or_with_tokens_of_other_ranks_are_omitted(tmp_path):

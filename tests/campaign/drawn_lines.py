@@ -55,7 +55,7 @@ QUESTIONS = ["--model gpt2 --hardware h100 --ranks 4 --batch 8", "--model llama2
 # Options that rarely conflict with others.
 EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute",
         "seed", "tie-copies", "untied", "weight-decay", "zero"]
-FLAGS = {"deterministic", "document-mask", "no-eval", "no-save", "qk-norm", "qkv-bias", "quiet", "resume", "sp",
+FLAGS = {"deterministic", "document-mask", "layout-invariant", "no-eval", "no-save", "qk-norm", "qkv-bias", "quiet", "resume", "sp",
          "tie-copies", "trace", "untied"}
 CLASSES = ["closed", "devices", "differ", "memory", "numbers", "rerun", "signals", "stdout", "tmpdir", "ulimit-f",
            "ulimit-v"]

@@ -237,6 +237,25 @@ class Page(unittest.TestCase):
         alike = self.value("document.querySelectorAll('.same').length")  # F and B on both stages, in each picture
         self.assertEqual(alike, 4 * self.value("document.querySelectorAll('#pipeline > svg').length"))
 
+    def test_audit_page_is_readable_in_all_colour_schemes_and_widths(self):
+        recordings = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "audit", "recordings")
+        path = os.path.join(self.directory.name, "audit.html")
+        subprocess.run([BINARY, "audit", os.path.join(recordings, "fsdp2_dp2_tp2"), os.path.join(recordings, "reference"), "--html", path],
+                       check=True, stdout=subprocess.DEVNULL)
+        for scheme in ("light", "dark"):
+            for width in (1280, 390):
+                self.browser.scheme(scheme)
+                self.browser.size(width, 900)
+                self.browser.open("file://" + path)
+                self.browser.wait("document.readyState === 'complete' && document.getElementById('audit') !== null")
+                self.assertLessEqual(self.value("document.scrollingElement.scrollWidth"), width)
+                worst, text = self.value(CONTRAST)
+                self.assertGreaterEqual(worst, 4.5, f"{scheme}: {text}")
+                self.assertGreater(self.value("document.querySelector('.pair rect').getBoundingClientRect().width"), 30)
+        self.assertEqual(self.value("[...document.querySelectorAll('.pair svg')].filter((x) => !/: 0 of [0-9]+ wrong$/.test(x.ariaLabel)).length"), 0)
+        self.value("document.querySelector('.pair rect').dispatchEvent(new MouseEvent('mousemove', { bubbles: true }))")
+        self.assertIn("\ntolerance ", self.value("document.getElementById('tip').textContent"))
+
     def test_colours_differ_for_all_types_of_colour_vision(self):
         for scheme in ("light", "dark"):
             self.browser.scheme(scheme)

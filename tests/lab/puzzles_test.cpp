@@ -232,7 +232,7 @@ std::vector<Attempt> mistakes() {
       out.push_back({name, "bubble", to_text(v_min(r, m)), "a rank is idle although"});
     }
     Schedule moved = s;
-    std::ranges::rotate(moved.actions, moved.actions.begin() + 1);
+    std::rotate(moved.actions.begin(), moved.actions.begin() + 1, moved.actions.end());
     if (name != "fill") out.push_back({name, "size", to_text(moved), "stages 0, 1 and so on are on ranks"});
     for (size_t i = begin; i < out.size(); ++i) out[i].seed = seed;
   }

@@ -69,7 +69,7 @@ def test_example_of_audit_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (DIRECTORY.parent / "audit.md").read_text(encoding="utf-8")
     text = page.split("```python\n# train.py\n")[1].split("```")[0]
-    printed = page.split("--html audit.html\n```\n```\n")[1].split("```")[0]
+    printed = page.split("--svg audit.svg\n```\n```\n")[1].split("```")[0]
     Path("train.py").write_text(text, encoding="utf-8")
     Path("repaired.py").write_text(text.replace("targets.flatten())", "targets.flatten()) / len(micro_batches)"),
                                    encoding="utf-8")
@@ -82,12 +82,15 @@ def test_example_of_audit_page(tmp_path, monkeypatch):
                                     env=os.environ | variables | {"RANK": str(rank)}) for rank in range(ranks)]
         assert [process.wait(100) for process in started] == [0] * ranks
     assert tessera.audit("right", "reference")
-    found = subprocess.run([os.environ["TESSERA"], "audit", "recording", "reference"], capture_output=True,
-                           encoding="utf-8", check=False).stdout
+    found = subprocess.run([os.environ["TESSERA"], "audit", "recording", "reference", "--svg", "audit.svg"],
+                           capture_output=True, encoding="utf-8", check=False).stdout
     numbers = re.compile(r"[-+.\de]*\d")  # rounding differs between versions of torch
     assert numbers.sub("#", found).split() == numbers.sub("#", printed).split()
     for fact in ("factor 3\n", "(factor-microbatches)", "grad                  5      5          0"):
         assert fact in found and fact in printed
+    labels = [re.findall(r'<text class="(?:name|end)"[^>]*>([^<]*)', path.read_text(encoding="utf-8"))
+              for path in (Path("audit.svg"), DIRECTORY.parent / "audit.svg")]
+    assert labels[0] == labels[1] and "Gradients of parameters: 5 of 5 wrong; first divergence here" in labels[0]
 
 
 # The statements that the text of each notebook makes about the output of its cells.

@@ -51,6 +51,7 @@ Plan odd_one() {
           .backend = Backend::nccl,
           .cuda_graph = CudaGraph::off,
           .attention = AttentionKernels::own,
+          .layout_invariant = true,
           .deterministic = true,
           .threads_per_rank = 11,
           .timeout = 1.5};
@@ -75,7 +76,7 @@ TEST(Plan, RoundTripsThroughJson) {
             (Plan{.dp = 2, .zero = ZeroStage::three, .dp_mode = DataMode::ps_sync, .bucket_mb = 1}));
   // Field names are unique and complete: each field alone changes the text.
   const std::string text = to_text(odd_one());
-  EXPECT_EQ(std::count(text.begin(), text.end(), '='), 28) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '='), 29) << text;
 }
 
 void expect_field(const std::function<void()>& f, const std::string& field, const std::string& message) {
@@ -139,6 +140,34 @@ TEST(Configuration, CheckNamesInvalidFieldAndNearestValidValue) {
   expect({.plan = {.cp = 3}}, "cp", "nearest valid `context`: 60 or 66");
   expect({.plan = {.pp = 8}}, "pp", "8 ranks have 8 stages, more than the 4 layers");
   expect({.model = {.context = 7}, .plan = {.tp = 2, .sp = true}}, "sp", "nearest valid value: `tp` 1 or 7");
+}
+
+TEST(Configuration, CheckNamesContradictorySettingsOfRun) {
+  const auto expect = [](const TrainConfig& job, const char* field, const char* message) {
+    expect_field([&] { check(job); }, field, message);
+    EXPECT_NO_THROW(check_trainer(job)) << field;  // settings of training alone
+  };
+  expect({.optim = {.lr = 0.01, .min_lr = 0.02}}, "min_lr", "expected at most `lr` (0.01), got 0.02");
+  EXPECT_NO_THROW(check(TrainConfig{.optim = {.lr = 0.02, .min_lr = 0.02}}));
+  expect({.run = {.resume = true}}, "resume", "requires `out` DIR, the run to resume");
+  expect({.run = {.out = "run", .resume = true, .no_save = true}}, "resume", "cannot be combined with `no_save`");
+  expect({.run = {.epochs = 0}}, "epochs", "expected more than 0, got 0");
+  expect({.run = {.patience = 1, .no_eval = true}}, "patience", "requires periodic validation, got `no_eval`");
+  expect({.run = {.eval_every = 0, .patience = 1}}, "patience", "got `eval_every` 0");
+  expect({.plan = {.dp_mode = DataMode::ps_async}, .run = {.check_replicas = 1}}, "check_replicas",
+         "requires replicas that are identical after each step, got `dp_mode` ps-async");
+  expect({.model = {.lora = {.alpha = 2}}}, "lora_alpha", "requires `lora_rank`");
+  expect({.model = {.quantize = {.codec = Codec::nf4}}}, "quantize", "nf4 requires `lora_rank`");
+  expect({.model = {.quantize = {.group = 64}}}, "quantize_group", "requires `quantize` gptq, got none");
+}
+
+TEST(Configuration, CheckComparesRanksWithMesh) {
+  EXPECT_NO_THROW(check(TrainConfig{.plan = {.dp = 2}, .ranks = 2}));
+  expect_field([] { check(TrainConfig{.plan = {.dp = 2}, .ranks = 6}); }, "ranks",
+               "pp 1 x dp 2 x cp 1 x tp 1 is 2 ranks; expected 6; nearest valid value: `dp` 6");
+  expect_field([] { check(TrainConfig{.plan = {.pp = 2}, .ranks = 3}); }, "ranks", "nearest valid value: 2 or 4 ranks");
+  expect_field([] { check(TrainConfig{.plan = {.schedule_file = "1f2b"}}); }, "schedule",
+               "unknown schedule '1f2b'; expected naive, gpipe, 1f1b,");
 }
 
 // A program that uses the library without command-line options.

@@ -214,28 +214,25 @@ TEST_F(RunStart, ZeroLearningRatePreservesLoadedWeights) {
 
 // Adapters loaded with their base, and new adapters, with which the model initially equals its base.
 TEST_F(RunStart, AdaptersStartFromBaseModel) {
+  const auto adapters = [](const Plan& plan) {
+    TrainConfig job = start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
+    job.model.lora = {.rank = 2, .alpha = 3, .targets = {"c_attn", "attn.c_proj"}};
+    return job;
+  };
   Refusals refused;
   for (const bool loaded : {true, false})
-    for_each_start(
-        "lora", refused,
-        [](const Plan& plan) {
-          TrainConfig job = start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
-          job.model.lora = {.rank = 2, .alpha = 3, .targets = {"c_attn", "attn.c_proj"}};
-          return job;
-        },
-        [&](const TrainConfig& job) {
-          TrainConfig base = source_job(job);
-          base.model.lora = {};
-          const Weights own = source_weights(base), all = source_weights(job);
-          if (job.plan.dp_mode == DataMode::ps_async) {  // the program rejects it before ranks start
-            EXPECT_THROW(run_losses(job, &all), Error);
-            return;
-          }
-          const Losses plain = run_losses(base, &own), adapted = run_losses(source_job(job), &all);
-          EXPECT_GT(std::abs(plain.loaded - adapted.loaded), 0.25);
-          expect_begins_with(job, loaded ? all : own, loaded ? adapted : plain);
-        });
-  EXPECT_EQ(refused, Refusals{});
+    for_each_start("lora", refused, adapters, [&](const TrainConfig& job) {
+      TrainConfig base = source_job(job);
+      base.model.lora = {};
+      const Weights own = source_weights(base), all = source_weights(job);
+      const Losses plain = run_losses(base, &own), adapted = run_losses(source_job(job), &all);
+      EXPECT_GT(std::abs(plain.loaded - adapted.loaded), 0.25);
+      expect_begins_with(job, loaded ? all : own, loaded ? adapted : plain);
+    });
+  const TrainConfig asynchronous = adapters({.dp = 2, .dp_mode = DataMode::ps_async, .servers = 2});
+  const Weights weights = source_weights(asynchronous);
+  EXPECT_THROW(run_losses(asynchronous, &weights), Error) << "servers reject it as well";
+  EXPECT_EQ(refused, (Refusals{{"lora", {"dp=2 dp_mode=ps-async servers=2"}}}));
 }
 
 // A run resumed under another plan has every saved byte, and retains values and master weights through a step of

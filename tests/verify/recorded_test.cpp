@@ -233,6 +233,8 @@ TEST(RecordedStep, BackwardPassIdentifiesItsWrongPart) {
       {"input-gradient-not-summed", step({attention, before}, {.dp = 2, .ep = 2})},  // of experts
       {"router-gradient", step({attention, downstream(router), before}, {.dp = 2, .ep = 2})},
       {"router-gradient", step({attention, downstream(router)}, {.tp = 4})},
+      {"router-gradient", step({wrong("output_grad", "model.layers.3.mlp.gate"), before}, {.tp = 2})},
+      {"wrong-slice", step({wrong("output_grad", "model.layers.3.mlp.gate_proj"), before}, {.tp = 2})},
       {"wrong-slice", step({attention, downstream(grad("model.layers.1.mlp.up_proj.weight")), before}, {.tp = 2})},
       {"wrong-slice", step({block, downstream(grad("transformer.h.5.attn.c_attn.weight"))}, {.tp = 4})},
       {"wrong-slice", step({wrong("output_grad", "model.layers.3.mlp.up_proj")}, {.tp = 2})},

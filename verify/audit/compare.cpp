@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -42,9 +43,12 @@ bool is_vocabulary(std::string_view name) {
 struct Accumulated {
   std::vector<Sums> replicas;                     // each, compared with the expected values
   std::vector<Sums> between;                      // each, compared with the first
-  std::map<std::string, Sums> sums;               // of the replicas that differ on one axis
+  std::map<std::string, Sums> sums;               // of the replicas that differ on one axis, without differences
   std::map<std::pair<Batch, Batch>, Sums> pairs;  // of the first replica
 };
+
+// Statistics of `factor` times the found values, without differences.
+Sums scaled(const Sums& s, double factor) { return {factor * factor * s.ff, factor * s.fe, s.ee, 0, s.n}; }
 
 class Comparison : public Pairing {
  public:
@@ -53,46 +57,56 @@ class Comparison : public Pairing {
   Accumulated accumulate(const Key& key, const std::map<Batch, StoredTensor>& tensors,
                          const std::map<Batch, StoredTensor>& others) const {
     Accumulated out;
-    std::vector<double> first, here, there, f;
+    std::vector<double> first, here, there;
     std::map<std::string, std::vector<double>> sums;
     const StoredTensor* described = nullptr;
     std::vector<std::string> axes;  // on which a replica differs from the first; empty: several
-    for_each_block(match_, tensors, others, is_batched(key.kind),
-                   [&](const Block& b, const StoredTensor& t, const StoredTensor& e) {
-                     if (described != &t) {
-                       axes.assign(t.replicas.size(), "");
-                       for (size_t r = 1; r < t.replicas.size(); ++r)
-                         if (const auto all = found_.differing_axes(t, 0, r); all.size() == 1) axes[r] = all[0];
-                       described = &t;
-                     }
-                     const double scale = this->scale(key.kind, b);
-                     expected_.read(e, 0, b.other, there);
-                     if (t.replicas.size() > out.replicas.size()) {
-                       out.replicas.resize(t.replicas.size());
-                       out.between.resize(t.replicas.size());
-                     }
-                     sums.clear();
-                     for (size_t r = 0; r < t.replicas.size(); ++r) {
-                       found_.read(t, r, b.rows, here);
-                       if (r == 0) first = here;
-                       Sums s;
-                       for_each_element(here, there, t.width(), e.width(),
-                                        [&](double x, double y, int64_t, int64_t) { s.add(x, y, scale); });
-                       out.replicas[r].add(s);
-                       if (r == 0) {
-                         out.pairs[{b.found_batch, b.expected_batch}].add(s);
-                         continue;
-                       }
-                       for (size_t i = 0; i < here.size(); ++i) out.between[r].add(here[i], first[i], 1);
-                       if (axes[r].empty()) continue;
-                       std::vector<double>& sum = sums.try_emplace(axes[r], first).first->second;
-                       for (size_t i = 0; i < here.size(); ++i) sum[i] += here[i];
-                     }
-                     for (const auto& [axis, sum] : sums)
-                       for_each_element(
-                           sum, there, t.width(), e.width(),
-                           [&, &to = out.sums[axis]](double x, double y, int64_t, int64_t) { to.add(x, y, scale); });
-                   });
+    for_each_block(
+        match_, tensors, others, is_batched(key.kind),
+        [&](const Block& b, const StoredTensor& t, const StoredTensor& e) {
+          if (described != &t) {
+            axes.assign(t.replicas.size(), "");
+            for (size_t r = 1; r < t.replicas.size(); ++r)
+              if (const auto all = found_.differing_axes(t, 0, r); all.size() == 1) axes[r] = all[0];
+            described = &t;
+          }
+          const double scale = this->scale(key.kind, b);
+          expected_.read(e, 0, b.other, there);
+          const auto compared = [&](const std::vector<double>& values) {
+            return compare_rows(values, there, t.width(), e.width(), scale);
+          };
+          if (t.replicas.size() > out.replicas.size()) {
+            out.replicas.resize(t.replicas.size());
+            out.between.resize(t.replicas.size());
+          }
+          found_.read(t, 0, b.rows, first);
+          const Sums of_first = compared(first);
+          out.replicas[0].add(of_first);
+          out.pairs[{b.found_batch, b.expected_batch}].add(of_first);
+          sums.clear();
+          std::map<std::string, double> equal;  // replicas with the values of the first, by axis
+          for (size_t r = 1; r < t.replicas.size(); ++r) {
+            found_.read(t, r, b.rows, here);
+            const bool same = std::memcmp(here.data(), first.data(), here.size() * sizeof(double)) == 0;
+            out.replicas[r].add(same ? of_first : compared(here));
+            Sums& between = out.between[r];
+            same ? between.add({of_first.ff, of_first.ff, of_first.ff, 0, of_first.n}) : between.add(here, first, 1);
+            if (axes[r].empty()) continue;
+            if (same) {
+              equal[axes[r]] += 1;
+              continue;
+            }
+            std::vector<double>& sum = sums.try_emplace(axes[r], first).first->second;
+            for (size_t i = 0; i < here.size(); ++i) sum[i] += here[i];
+          }
+          for (auto& [axis, sum] : sums) {
+            const auto more = equal.find(axis);
+            for (size_t i = 0; more != equal.end() && i < sum.size(); ++i) sum[i] += more->second * first[i];
+            out.sums[axis].add(compared(sum));
+          }
+          for (const auto& [axis, count] : equal)
+            if (!sums.contains(axis)) out.sums[axis].add(scaled(of_first, 1 + count));
+        });
     return out;
   }
 
@@ -109,9 +123,12 @@ class Comparison : public Pairing {
   }
 
   TensorResult compare(const Key& key) const {
+    return result(key, accumulate(key, found_.tensors().at(key), *counterpart(key)));
+  }
+
+  TensorResult result(const Key& key, const Accumulated& all) const {
     const auto& tensors = found_.tensors().at(key);
     const auto& others = *counterpart(key);
-    const Accumulated all = accumulate(key, tensors, others);
     TensorResult out{.key = key};
     out.ndim = std::ssize(tensors.begin()->second.shape);
     const StoredTensor &a = tensors.begin()->second, &e = others.begin()->second;
@@ -170,12 +187,12 @@ void set_tolerances(const Comparison& c, const std::vector<Comparison>& repeats,
 }
 
 // Decides what is wrong, and compares replicas.
-void judge(const Comparison& c, std::vector<TensorResult>& all) {
+void judge(const Comparison& c, const std::map<Key, Accumulated>& sums, std::vector<TensorResult>& all) {
   std::map<Kind, double> sizes;
   for (const TensorResult& t : all) sizes[t.key.kind] = std::max(sizes[t.key.kind], t.size);
   const double eps = std::max(c.found_.epsilon(), c.expected_.epsilon());
   for (TensorResult& t : all) {
-    const Accumulated parts = c.accumulate(t.key, c.found_.tensors().at(t.key), *c.counterpart(t.key));
+    const Accumulated& parts = sums.at(t.key);
     for (size_t r = 1; r < parts.between.size(); ++r) {
       if (parts.between[r].distance() <= t.tolerance) continue;
       const StoredTensor& stored = c.found_.tensors().at(t.key).begin()->second;
@@ -228,6 +245,7 @@ void find_weights(const Comparison& c, RecordedStep& seen) {
     seen.targets.push_back(targets);
   }
   if (columns.size() > found.size() || columns.size() > 64 ||
+      std::ranges::any_of(columns, [&](const auto& column) { return column.size() != found.size(); }) ||
       std::ranges::any_of(found, [](double x) { return std::isnan(x); }))
     return;
   const Mixture fit = fit_mixture(columns, found);
@@ -347,16 +365,22 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
   c.find_factors();
   out.seen = describe(c);
   std::vector<Comparison> measures;
-  for (const auto& repeat : repeats) measures.emplace_back(*repeat, expected).find_factors();
+  for (const auto& repeat : repeats) {
+    measures.emplace_back(*repeat, expected).find_factors();
+    if (!repeat->rows().empty() && measures.back().match().matched == 0)
+      bad_input("{}: expected the tokens of {}, got others", repeat->what(), expected.what());
+  }
   int64_t others = 0, parameters = 0;
   std::set<std::string> missing;
+  std::map<Key, Accumulated> sums;
   for (const auto& [key, batches] : found.tensors()) {
     if (!is_compared(key.kind)) continue;
-    if (!c.counterpart(key) || out.tensors.emplace_back(c.compare(key)).elements > 0) {
-      if (!c.counterpart(key)) missing.insert(key.name);
-      continue;
+    if (const auto* const there = c.counterpart(key)) {
+      const Accumulated& all = sums[key] = c.accumulate(key, batches, *there);
+      out.tensors.push_back(c.result(key, all));
+      if (out.tensors.back().elements > 0) continue;
+      out.tensors.pop_back();  // rows that are not those of the batch, such as an expert's
     }
-    out.tensors.pop_back();  // rows that are not those of the batch, such as an expert's
     missing.insert(key.name);
   }
   if (out.tensors.empty())
@@ -366,7 +390,7 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
         fmt::format("{} names are not compared: not in the reference, or not with the rows of the batch, such as {}",
                     missing.size(), *missing.begin()));
   set_tolerances(c, measures, out.tensors);
-  judge(c, out.tensors);
+  judge(c, sums, out.tensors);
   for (TensorResult& t : out.tensors) add_local_error(local, 0, t);
   for (const TensorResult& t : out.tensors)
     if (t.key.kind == Kind::parameter) ++parameters, others += t.wrong && t.axis.empty() ? 1 : 0;
@@ -427,8 +451,9 @@ AuditResult compare(const Recording& found, const Recording& expected, const Rep
   }
   out.causes = diagnose(out.seen);
   const bool convention = !out.causes.empty() && out.causes[0].cause == "sum-instead-of-mean" && out.causes.size() == 1;
-  const bool masked =
-      out.seen.dropout && out.first && out.first->tensor.key.kind == Kind::output && !out.seen.same_masks;
+  // Replicas that disagree are wrong whatever the reference's masks are.
+  const bool masked = out.seen.dropout && out.first && out.first->tensor.key.kind == Kind::output &&
+                      !out.seen.same_masks && out.first->tensor.axis.empty();
   if (masked) out.notes.push_back(fmt::format("dropout: the comparison ends at {}", out.first->tensor.key.name));
   out.verdict = convention           ? Verdict::correct
                 : masked             ? Verdict::undecided

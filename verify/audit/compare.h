@@ -10,7 +10,7 @@
 // Tolerances per tensor are measured: the distance of the reference from its repetitions, times kMargin. Without
 // repetitions they are assumed: k eps sqrt(depth).
 //
-// Memory: some rows at a time, in float64. Cost: two passes over both recordings.
+// Memory: some rows at a time, in float64. Cost: one pass over both recordings and over each repetition.
 #pragma once
 #include <cstdint>
 #include <memory>

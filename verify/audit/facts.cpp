@@ -23,7 +23,7 @@ std::vector<double> norm_gradients(const Recording& r, const std::string& name, 
   const StoredTensor *const grads = at(Kind::output_grad, name), *const outputs = at(Kind::output, name),
                             *const weight = at(Kind::parameter, name + ".weight"),
                             *const bias = at(Kind::parameter, name + ".bias");
-  if (!grads || !outputs || (!weight && !bias) || grads->shape.size() < 2) return {};
+  if (!grads || !outputs || (!weight && !bias) || grads->shape.size() < 2 || outputs->shape != grads->shape) return {};
   std::vector<double> out(static_cast<size_t>(grads->width())), g, y, w;
   const StoredTensor& parameter = bias ? *bias : *weight;
   if (parameter.shape != std::vector<int64_t>{grads->width()}) return {};

@@ -22,6 +22,7 @@ namespace tessera::audit {
 namespace {
 
 constexpr double kExplained = 0.2;  // residual of a difference that is a multiple of another tensor
+constexpr double kElsewhere = 0.5;  // distance of the first rows of different slices
 
 using Sample = std::pair<Batch, int64_t>;  // micro-batch and sequence in it
 using Hits = std::vector<bool>;            // by index of a dim: whether an element is wrong
@@ -45,7 +46,7 @@ bool any_hit(const Hits& hits, const std::vector<Range>& ranges) {
 // Units of a dim that have a meaning: `count` units of `size` indices, from an index on.
 struct Units {
   const char* name;
-  int64_t begin = 0, count = 0, size = 1;
+  int64_t count = 0, begin = 0, size = 1;
 };
 
 struct Heads {
@@ -90,43 +91,29 @@ Projection projection(const std::string& name) {
 
 // The units of dim `d` of a tensor; activations have dims (sequences, tokens, channels).
 std::vector<Units> dim_units(const Key& key, const std::vector<int64_t>& shape, size_t d, Heads heads) {
-  const bool batched = is_batched(key.kind);
+  const bool batched = is_batched(key.kind), is_matrix = !batched && shape.size() == 2;
+  const bool transposed = key.name.starts_with("transformer.h.");  // weights of GPT-2
+  const size_t output = batched ? 2 : is_matrix && transposed ? 1 : 0;
   const Projection what = projection(key.name);
-  const std::array<const char*, 3> activation{"sequences", "tokens", "channels"}, parameter{"rows", "columns", ""};
-  const char* const plain = shape.size() == 1 ? "elements" : (batched ? activation : parameter).at(d);
-  const std::vector<Units> whole{{plain, 0, shape[d]}};
-  // Weights of GPT-2 are stored transposed.
-  const bool transposed = key.name.starts_with("transformer.h.");
-  const size_t output = batched ? 2 : shape.size() == 2 && transposed ? 1 : 0;
-  const size_t side = what == Projection::output ? 1 - std::min<size_t>(1, output) : output;
-  const bool has_input = !batched && shape.size() == 2;
-  if (d != side || (what == Projection::output && !has_input)) return whole;
-  const auto divided = [&](std::vector<Units> parts) {  // into heads of the same size
-    int64_t all = 0;
-    for (const Units& part : parts) all += part.count;
-    if (all == 0 || shape[d] % all != 0) return whole;
-    int64_t begin = 0;
-    for (Units& part : parts) {
-      part.begin = begin, part.size = shape[d] / all;
-      begin += part.count * part.size;
-    }
-    return parts;
-  };
-  switch (what) {
-    case Projection::query:
-    case Projection::output:
-      return divided({{"heads", 0, heads.query}});
-    case Projection::key:
-      return divided({{"key-value heads", 0, heads.key}});
-    case Projection::fused:
-      return divided({{"heads", 0, heads.query}, {"key heads", 0, heads.key}, {"value heads", 0, heads.key}});
-    case Projection::vocabulary:
-      if (key.name.starts_with("lm_head") || !batched) return {{"vocabulary", 0, shape[d]}};
-      return whole;
-    case Projection::none:
-      return whole;
+  std::vector<Units> parts;
+  if (is_matrix && d != output && what == Projection::output) parts = {{"heads", heads.query}};
+  if (d == output && what == Projection::query) parts = {{"heads", heads.query}};
+  if (d == output && what == Projection::key) parts = {{"key-value heads", heads.key}};
+  if (d == output && what == Projection::fused)
+    parts = {{"heads", heads.query}, {"key heads", heads.key}, {"value heads", heads.key}};
+  if (d == output && what == Projection::vocabulary && (!batched || key.name == "lm_head"))
+    parts = {{"vocabulary", shape[d]}};
+  int64_t all = 0, begin = 0;
+  for (const Units& part : parts) all += part.count;
+  if (all == 0 || shape[d] % all != 0) {
+    const std::array<const char*, 3> activation{"sequences", "tokens", "channels"}, parameter{"rows", "columns", ""};
+    return {{shape.size() == 1 ? "elements" : (batched ? activation : parameter).at(d), shape[d]}};
   }
-  return whole;
+  for (Units& part : parts) {  // heads have the same size
+    part.begin = begin, part.size = shape[d] / all;
+    begin += part.count * part.size;
+  }
+  return parts;
 }
 
 std::vector<Extent> make_extents(const Key& key, const std::vector<Hits>& hits, Heads heads) {
@@ -185,26 +172,23 @@ bool is_elsewhere(const Pairing& c, const TensorResult& t) {
   const StoredTensor& a = c.found_.tensors().at(t.key).begin()->second;
   const StoredTensor& e = c.counterpart(t.key)->begin()->second;
   if (a.shape != e.shape) return false;
-  std::vector<double> here, there, full;
-  c.expected_.read(e, 0, {0, e.rows()}, full);
-  for (const Slice& slice : a.replicas[std::min(t.replica, a.replicas.size() - 1)]) {
-    StoredTensor alone{slice.bytes->shape, {{{slice.rank, slice.bytes, {}, {}}}}};
-    c.found_.read(alone, 0, {0, alone.rows()}, here);
+  std::vector<double> here, there;
+  for (const Slice& slice : a.replicas[std::min(t.replica, a.replicas.size() - 1)])
     for (const auto& replica : a.replicas)
       for (const Slice& other : replica) {
         if (other.bytes->shape != slice.bytes->shape || slice.index.empty() || other.index.empty()) continue;
-        // The expected values in the places of the other slice.
-        StoredTensor place = a;
-        place.replicas = {{other}};
-        there.clear();
-        for (int64_t row = 0; row < a.rows(); ++row)
-          for (int64_t column = 0; column < a.width(); ++column)
-            if (c.found_.has(place, row, column)) there.push_back(full[static_cast<size_t>(row * a.width() + column)]);
+        if (&other == &slice) continue;
+        // The slice's values in the place of the other one.
+        const StoredTensor moved{a.shape, {{{slice.rank, slice.bytes, other.index, {}}}}};
         Sums right;
-        for (size_t i = 0; i < here.size() && here.size() == there.size(); ++i) right.add(here[i], there[i], 1);
-        if (&other != &slice && right.n > 0 && right.distance() <= t.tolerance) return true;
+        for_each_rows(a.rows(), a.width(), [&](Range rows) {
+          if (right.distance() > kElsewhere) return;
+          c.found_.read(moved, 0, rows, here);
+          c.expected_.read(e, 0, rows, there);
+          right.add(compare_rows(here, there, a.width(), e.width(), 1));
+        });
+        if (right.n > 0 && right.distance() <= t.tolerance) return true;
       }
-  }
   return false;
 }
 

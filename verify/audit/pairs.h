@@ -1,9 +1,11 @@
 // Corresponding elements of two recordings.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,12 +18,26 @@ namespace tessera::audit {
 struct Sums {
   double ff = 0, fe = 0, ee = 0, dd = 0;  // dd: squared differences from `scale` times the expected values
   int64_t n = 0;
-  void add(double f, double e, double scale) {
-    if (std::isnan(f) || std::isnan(e)) return;
-    const double s = scale * e;
-    ff += f * f, fe += f * s, ee += s * s, dd += (f - s) * (f - s);
-    ++n;
+  // Four independent sums per quantity, which vectorize.
+  void add(std::span<const double> found, std::span<const double> expected, double scale) {
+    constexpr size_t kLanes = 4;
+    std::array<double, kLanes> f2{}, e2{}, product{}, d2{}, count{};
+    const auto element = [&](size_t lane, double f, double e) {
+      const bool both = f == f && e == e;
+      const double x = both ? f : 0, y = both ? scale * e : 0;
+      f2[lane] += x * x, e2[lane] += y * y, product[lane] += x * y, d2[lane] += (x - y) * (x - y);
+      count[lane] += both ? 1.0 : 0.0;
+    };
+    size_t i = 0;
+    for (; i + kLanes <= found.size(); i += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) element(lane, found[i + lane], expected[i + lane]);
+    for (; i < found.size(); ++i) element(0, found[i], expected[i]);
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      ff += f2[lane], fe += product[lane], ee += e2[lane], dd += d2[lane];
+      n += static_cast<int64_t>(count[lane]);
+    }
   }
+  void add(double f, double e, double scale) { add(std::span(&f, 1), std::span(&e, 1), scale); }
   void add(const Sums& s) { ff += s.ff, fe += s.fe, ee += s.ee, dd += s.dd, n += s.n; }
   double factor() const { return ee > 0 ? fe / ee : 1; }
   double distance() const { return dd == 0 ? 0 : std::sqrt(dd / ee); }
@@ -87,21 +103,26 @@ class Pairing {
   Factors factors_;
 };
 
+// Calls f(rows) for successive rows of a tensor, of limited size together.
+template <class F>
+void for_each_rows(int64_t rows, int64_t width, const F& f) {
+  constexpr int64_t kElements = int64_t{1} << 15;  // a few such blocks fit into a core's cache
+  const int64_t at_once = std::max<int64_t>(1, kElements / std::max<int64_t>(1, width));
+  for (int64_t row = 0; row < rows; row += at_once) f(Range{row, std::min(rows, row + at_once)});
+}
+
 // Calls f(block, found tensor, expected tensor) for blocks of limited size; skips rows that do not correspond.
 template <class F>
 void for_each_block(const RowMatch& match, const std::map<Batch, StoredTensor>& found,
                     const std::map<Batch, StoredTensor>& expected, bool batched, const F& f) {
-  constexpr int64_t kElements = int64_t{1} << 16;
-  const auto blocks = [&](const StoredTensor& a, const StoredTensor& b, Block block) {
-    const int64_t at_once = std::max<int64_t>(1, kElements / std::max<int64_t>(1, a.width()));
-    for (int64_t done = 0; done < block.rows.size(); done += at_once) {
-      const int64_t count = std::min(at_once, block.rows.size() - done);
+  const auto blocks = [&](const StoredTensor& a, const StoredTensor& b, const Block& block) {
+    for_each_rows(block.rows.size(), a.width(), [&](Range rows) {
       Block now = block;
-      now.rows = {block.rows.begin + done, block.rows.begin + done + count};
-      now.other = {block.other.begin + done, block.other.begin + done + count};
-      now.first_token = done;
+      now.rows = {block.rows.begin + rows.begin, block.rows.begin + rows.end};
+      now.other = {block.other.begin + rows.begin, block.other.begin + rows.end};
+      now.first_token = rows.begin;
       f(now, a, b);
-    }
+    });
   };
   for (const auto& [batch, a] : found) {
     if (!batched) {
@@ -132,7 +153,21 @@ void for_each_block(const RowMatch& match, const std::map<Batch, StoredTensor>& 
   }
 }
 
-// Calls f(found, expected, index) for the elements of the columns that both have.
+// Statistics of the columns that both have, of widths `width` and `other`.
+inline Sums compare_rows(std::span<const double> a, std::span<const double> b, int64_t width, int64_t other,
+                         double scale) {
+  Sums out;
+  if (width == other) {
+    out.add(a.first(std::min(a.size(), b.size())), b, scale);
+    return out;
+  }
+  const auto columns = static_cast<size_t>(std::min(width, other)), w = static_cast<size_t>(width);
+  for (size_t r = 0; w > 0 && r < a.size() / w; ++r)
+    out.add(a.subspan(r * w, columns), b.subspan(r * static_cast<size_t>(other), columns), scale);
+  return out;
+}
+
+// Calls f(found, expected, row, column) for the elements of the columns that both have.
 template <class F>
 void for_each_element(const std::vector<double>& a, const std::vector<double>& b, int64_t width, int64_t other,
                       const F& f) {

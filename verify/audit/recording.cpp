@@ -12,20 +12,21 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
+#include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/bad_input.h"
 #include "base/json.h"
 #include "tensor/dtype.h"
+#include "verify/audit/info.h"
+#include "verify/audit/slices.h"
 
 namespace tessera::audit {
 
@@ -34,22 +35,23 @@ using Json = nlohmann::json;
 
 namespace {
 
-constexpr double kUnset = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kMaxRanks = 100000;
+constexpr size_t kMaxDims = 16;
+constexpr double kMaxToken = 0x1p40;
+constexpr int64_t kMaxElements = int64_t{1} << 53;
+// A full tensor has at most this many elements in addition to the recorded ones times the ranks.
+constexpr int64_t kMaxMissing = int64_t{1} << 16;
 
 int64_t count_elements(const std::vector<int64_t>& shape, size_t first, size_t last) {
   return std::accumulate(shape.begin() + static_cast<int64_t>(first), shape.begin() + static_cast<int64_t>(last),
                          int64_t{1}, std::multiplies<>());
 }
 
-int64_t count_indices(const std::vector<Range>& ranges) {
-  int64_t n = 0;
-  for (const Range& r : ranges) n += r.size();
+// The number of elements, counting empty dims as 1.
+int64_t extent(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (const int64_t size : shape) n *= std::max<int64_t>(1, size);
   return n;
-}
-
-std::vector<Range> dim_ranges(const Slice& slice, const std::vector<int64_t>& shape, size_t dim) {
-  return slice.index.empty() ? std::vector<Range>{{0, shape[dim]}} : slice.index[dim];
 }
 
 int64_t elements(const Slice& slice, const std::vector<int64_t>& shape) {
@@ -58,45 +60,9 @@ int64_t elements(const Slice& slice, const std::vector<int64_t>& shape) {
   return n;
 }
 
-bool overlap(const Slice& a, const Slice& b, const std::vector<int64_t>& shape) {
-  for (size_t d = 0; d < shape.size(); ++d) {
-    bool common = false;
-    for (const Range& x : dim_ranges(a, shape, d))
-      for (const Range& y : dim_ranges(b, shape, d)) common = common || (x.begin < y.end && y.begin < x.end);
-    if (!common) return false;
-  }
-  return true;
-}
-
 double precision(const TensorBytes& t) {
   if (t.is_half) return 0x1p-10;
   return t.dtype == DType::bfloat16 ? 0x1p-7 : t.dtype == DType::float32 ? 0x1p-23 : 0x1p-52;
-}
-
-template <class F>
-void with_element(const TensorBytes& t, const F& f) {
-  if (t.is_half) return f(Half());
-  if (t.dtype == DType::float64) return f(double());
-  if (t.dtype == DType::float32) return f(float());
-  if (t.dtype == DType::bfloat16) return f(bfloat16());
-  if (t.dtype == DType::int32) return f(int32_t());
-  return f(int64_t());
-}
-
-// Elements [begin, begin + count) of stored bytes.
-void decode(const TensorBytes& t, int64_t begin, int64_t count, double* out) {
-  with_element(t, [&]<class T>(T) {
-    for (int64_t i = 0; i < count; ++i) {
-      T x;
-      std::memcpy(&x, t.bytes.data() + (begin + i) * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      if constexpr (std::is_same_v<T, Half>)
-        out[i] = wide(x);
-      else if constexpr (std::is_same_v<T, bfloat16>)
-        out[i] = static_cast<float>(x);
-      else
-        out[i] = static_cast<double>(x);
-    }
-  });
 }
 
 std::string axis_key(const RankInfo& rank, const std::vector<std::string>& axes, std::vector<int>& out) {
@@ -106,16 +72,6 @@ std::string axis_key(const RankInfo& rank, const std::vector<std::string>& axes,
     out.push_back(static_cast<int>(found->second.first));
   }
   return "";
-}
-
-// Position of an index among the indices of a slice; -1 if it has none.
-int64_t local_index(const std::vector<Range>& ranges, int64_t i) {
-  int64_t before = 0;
-  for (const Range& r : ranges) {
-    if (i >= r.begin && i < r.end) return before + i - r.begin;
-    before += r.size();
-  }
-  return -1;
 }
 
 bool is_parameter_name(std::string_view name) { return name.ends_with(".weight") || name.ends_with(".bias"); }
@@ -159,19 +115,34 @@ std::vector<std::vector<Range>> parse_index(const Json& index, const std::vector
       if (!range.is_array() || range.size() != 2 || !natural(range[0]) || !natural(range[1])) refuse();
       const Range r{*natural(range[0]), *natural(range[1])};
       if (r.begin > r.end || r.end > shape[d]) refuse();
-      ranges.push_back(r);
+      if (r.size() > 0) ranges.push_back(r);
     }
+    std::vector<Range> sorted = ranges;
+    std::ranges::sort(sorted, {}, &Range::begin);
+    for (size_t i = 1; i < sorted.size(); ++i)
+      if (sorted[i].begin < sorted[i - 1].end)
+        bad_input("{}: index: expected ranges without common elements, got {} in dim {}", what, shown(index[d]), d);
   }
   return out;
 }
 
+void check_shape(const std::vector<int64_t>& shape, const std::string& what) {
+  if (shape.size() > kMaxDims) bad_input("{}: shape: expected at most {} sizes, got {}", what, kMaxDims, shape.size());
+  int64_t all = 1;
+  for (const int64_t size : shape)
+    if (__builtin_mul_overflow(all, std::max<int64_t>(1, size), &all) || all > kMaxElements)
+      bad_input("{}: shape: expected at most 2^53 elements, got ({})", what, fmt::join(shape, ", "));
+}
+
 std::vector<int64_t> parse_shape(const Json& shape, const std::string& what) {
   std::vector<int64_t> out;
-  if (!shape.is_array()) bad_input("{}: shape: expected sizes, got {}", what, shown(shape));
+  const auto refuse = [&] { bad_input("{}: shape: expected sizes, got {}", what, shown(shape)); };
+  if (!shape.is_array()) refuse();
   for (const Json& size : shape) {
-    if (!natural(size)) bad_input("{}: shape: expected sizes, got {}", what, shown(shape));
+    if (!natural(size)) refuse();
     out.push_back(*natural(size));
   }
+  check_shape(out, what);
   return out;
 }
 
@@ -198,44 +169,56 @@ Recording::Recording(const fs::path& path, const std::string& name) : what_(name
     for (const fs::directory_entry& entry : fs::directory_iterator(path))
       if (entry.path().extension() == ".safetensors" && entry.path().filename().string().starts_with("rank_"))
         files.push_back(entry.path());
-    std::ranges::sort(files);
+    std::ranges::sort(files, {}, [](const fs::path& file) { return std::pair(file.string().size(), file); });
   }
   if (files.empty()) bad_input("{}: expected rank_0000.safetensors and those of the other ranks, got none", what_);
-  for (size_t r = 0; r < files.size(); ++r) open(files[r], r, files.size());
+  for (size_t r = 0; r < files.size(); ++r) {
+    names_.push_back(files[r].filename().string());
+    open(std::make_unique<Safetensors>(files[r], true), r, files.size());
+  }
+  finish();
+}
+
+Recording::Recording(std::span<const std::span<const std::byte>> files, const std::string& name) : what_(name) {
+  for (size_t r = 0; r < files.size(); ++r) {
+    names_.push_back(fmt::format("{}, rank {}", name, r));
+    open(std::make_unique<Safetensors>(files[r], names_.back(), true), r, files.size());
+  }
+  finish();
+}
+
+void Recording::finish() {
+  check_ranks(ranks_, [&](size_t rank) { return files_[rank]->what(); });
   group_slices();
   read_tokens();
 }
 
-void Recording::open(const fs::path& file, size_t rank, size_t ranks) {
-  const Safetensors& all = *files_.emplace_back(std::make_unique<Safetensors>(file, true));
-  names_.push_back(file.filename().string());
+void Recording::open(std::unique_ptr<Safetensors> file, size_t rank, size_t ranks) {
+  const Safetensors& all = *files_.emplace_back(std::move(file));
   const std::string& what = all.what();
   const auto text = [&](const char* key, const std::string& missing) {
     const auto found = all.metadata().find(key);
     return found == all.metadata().end() ? missing : found->second;
   };
+  const auto decimal = [&](const char* key, int64_t missing) {
+    const std::string& value = text(key, std::to_string(missing));
+    if (value.empty() || value.size() > 18 || value.find_first_not_of("0123456789") != value.npos)
+      bad_input("{}: {}: expected a decimal number, got {}", what, key, shown(Json(value)));
+    return static_cast<int64_t>(std::strtoll(value.c_str(), nullptr, 10));
+  };
   const bool recorded = all.metadata().contains("tessera_recording");
   if (!recorded && !all.contains("input_ids") && !all.contains("loss"))
     bad_input("{}: expected a recording or a dump, got other tensors", what);
-  if (recorded && text("tessera_recording", "") != "1")
-    bad_input("{}: expected version 1 of recordings, got {}", what, text("tessera_recording", ""));
-  const std::string count = text("ranks", "1"), here = text("rank", "0"), step = text("step", "1");
-  if (here != std::to_string(rank) || count != std::to_string(ranks) || ranks > kMaxRanks)
+  if (const std::string version = text("tessera_recording", "1"); version != "1")
+    bad_input("{}: expected version 1 of recordings, got {}", what, shown(Json(version)));
+  const int64_t count = decimal("ranks", 1), here = decimal("rank", 0), step = decimal("step", 1);
+  if (here != static_cast<int64_t>(rank) || count != static_cast<int64_t>(ranks) || count > kMaxRanks)
     bad_input("{}: expected rank {} of {} files, got rank {} of {} ranks", what, rank, ranks, here, count);
-  if (rank > 0 && step != std::to_string(step_))
-    bad_input("{}: expected step {} as on rank 0, got {}", what, step_, step);
-  step_ = std::strtoll(step.c_str(), nullptr, 10);
-  RankInfo& info = ranks_.emplace_back();
-  info.info = parse_json(text("info", "{}"), what + ": info", JsonFile::others);
+  if (rank > 0 && step != step_) bad_input("{}: expected step {} as on rank 0, got {}", what, step_, step);
+  step_ = step;
+  ranks_.push_back(parse_info(text("info", "{}"), what, count));
   const Json tensors = parse_json(text("tensors", "{}"), what + ": tensors", JsonFile::others);
-  if (!info.info.is_object() || !tensors.is_object()) bad_input("{}: info, tensors: expected objects", what);
-  for (const auto& [axis, place] : value_at(info.info, "axes").items()) {
-    if (!place.is_array() || place.size() != 2 || !natural(place[0]) || !natural(place[1]) ||
-        *natural(place[0]) >= *natural(place[1]))
-      bad_input("{}: axes: expected {{\"{}\": [coordinate, size]}}, got {}", what, axis, shown(place));
-    info.axes[axis] = {*natural(place[0]), *natural(place[1])};
-    if (axis.starts_with("dp")) info.data = info.data * *natural(place[1]) + *natural(place[0]);
-  }
+  if (!tensors.is_object()) bad_input("{}: tensors: expected an object, got {}", what, shown(tensors));
   for (const TensorBytes& t : all.tensors()) {
     if (!t.other.empty() || t.dtype == DType::uint8)
       bad_input("{}: tensor '{}' is {}; expected floating-point values or integers", what, t.name, stored_name(t));
@@ -250,15 +233,25 @@ void Recording::add(size_t rank, const TensorBytes& bytes, const Json& entry) {
   Key key = plain_key(bytes.name);
   Slice slice{.rank = static_cast<int>(rank), .bytes = &bytes};
   std::vector<int64_t> shape = bytes.shape;
+  check_shape(shape, what);
   Batch batch{0, 0};
   if (!entry.is_null()) {
-    const auto kind = std::ranges::find(kKinds, entry.value("kind", ""));
+    if (!entry.is_object()) bad_input("{}: expected an object in `tensors`, got {}", what, shown(entry));
+    const auto text = [&](const char* field, const std::string& missing) {
+      const Json& value = value_at(entry, field);
+      if (!value.is_null() && !value.is_string()) bad_input("{}: {}: expected text, got {}", what, field, shown(value));
+      return value.is_null() ? missing : value.get<std::string>();
+    };
+    const auto kind = std::ranges::find(kKinds, text("kind", ""));
     if (kind == kKinds.end())
       bad_input("{}: kind: expected one of {}, got {}", what, fmt::join(kKinds, ", "), shown(value_at(entry, "kind")));
-    key = {static_cast<Kind>(kind - kKinds.begin()), entry.value("name", bytes.name)};
+    key = {static_cast<Kind>(kind - kKinds.begin()), text("name", bytes.name)};
     if (!value_at(entry, "shape").is_null()) shape = parse_shape(entry["shape"], what);
     slice.index = parse_index(value_at(entry, "index"), shape, what);
-    batch.second = natural(value_at(entry, "microbatch")).value_or(0);
+    if (const Json& number = value_at(entry, "microbatch"); !number.is_null()) {
+      if (!natural(number)) bad_input("{}: microbatch: expected a number from 0, got {}", what, shown(number));
+      batch.second = *natural(number);
+    }
     std::vector<std::string> axes;
     for (const Json& axis : value_at(entry, "partial")) axes.push_back(axis.is_string() ? axis.get<std::string>() : "");
     if (const std::string bad = axis_key(ranks_[rank], axes, slice.partial); slice.partial.size() != axes.size())
@@ -270,6 +263,13 @@ void Recording::add(size_t rank, const TensorBytes& bytes, const Json& entry) {
           order.get<double>() + 1e6 * static_cast<double>(pp == ranks_[rank].axes.end() ? 0 : pp->second.first));
     }
   }
+  const bool tokens = key.kind == Kind::input_ids || key.kind == Kind::targets;
+  if (tokens && (is_floating(bytes.dtype) || shape.size() != 2))
+    bad_input("{}: expected {} as integers of shape (B, T), got {} ({})", what, to_string(key.kind), stored_name(bytes),
+              fmt::join(shape, ", "));
+  const bool scalar = key.kind == Kind::loss || key.kind == Kind::norm || key.kind == Kind::lr;
+  if (scalar && count_elements(shape, 0, shape.size()) != 1)
+    bad_input("{}: expected one element, got ({})", what, fmt::join(shape, ", "));
   if (has_batch(key.kind))
     batch.first = ranks_[rank].data;
   else
@@ -306,6 +306,14 @@ void Recording::group_slices() {
         const auto found = std::ranges::find_if(replicas, fits);
         (found == replicas.end() ? replicas.emplace_back() : *found).push_back(slice);
       }
+      int64_t recorded = 0;
+      for (const Slice& slice : tensor.replicas[0]) recorded += elements(slice, shape);
+      const TensorBytes& first = *tensor.replicas[0][0].bytes;
+      const int64_t most = std::max<int64_t>(8, std::ssize(ranks_)) * recorded + kMaxMissing;
+      if (extent(shape) > most)
+        bad_input("{}: tensor '{}': shape: expected at most {} elements for {} recorded ones, got ({})",
+                  files_[static_cast<size_t>(tensor.replicas[0][0].rank)]->what(), first.name, most, recorded,
+                  fmt::join(shape, ", "));
       tensor.replicas = std::move(replicas);
       std::map<std::vector<int>, int64_t> covered;
       for (const Slice& slice : tensor.replicas[0]) covered[slice.partial] += elements(slice, shape);
@@ -326,9 +334,13 @@ void Recording::read_tokens() {
   const auto* const targets = find(Kind::targets, "targets");
   std::vector<double> values, trained;
   for (const auto& [batch, tensor] : *ids) {
-    if (tensor.shape.size() != 2) bad_input("{}: input_ids: expected (B, T), got {} dims", what_, tensor.shape.size());
     const auto found = targets ? targets->find(batch) : std::map<Batch, StoredTensor>::const_iterator();
-    const bool has_targets = targets && found != targets->end() && found->second.shape == tensor.shape;
+    const bool has_targets = targets && found != targets->end();
+    if (has_targets && found->second.shape != tensor.shape)
+      bad_input("{}: tensor '{}': shape: expected ({}) as of input_ids, got ({})",
+                files_[static_cast<size_t>(found->second.replicas[0][0].rank)]->what(),
+                found->second.replicas[0][0].bytes->name, fmt::join(tensor.shape, ", "),
+                fmt::join(found->second.shape, ", "));
     for (int64_t row = 0; row < tensor.shape[0]; ++row) {
       read(tensor, 0, {row, row + 1}, values);
       trained.assign(values.size(), -1);
@@ -338,6 +350,8 @@ void Recording::read_tokens() {
       int64_t used = 0;
       for (size_t i = 0; i < values.size(); ++i) {
         if (std::isnan(values[i])) bad_input("{}: input_ids: token {} of row {} is in no slice", what_, i, row);
+        for (const double x : {values[i], trained[i]})
+          if (std::abs(x) > kMaxToken) bad_input("{}: input_ids, targets: expected tokens, got {}", what_, x);
         made.ids.push_back(static_cast<int64_t>(values[i]));
         made.targets.push_back(trained[i] < 0 || std::isnan(trained[i]) ? -1 : static_cast<int64_t>(trained[i]));
         if (made.targets.back() >= 0) used = static_cast<int64_t>(i) + 1;
@@ -391,65 +405,6 @@ double Recording::order(const std::string& name) const {
     return has("down") || has("c_proj") ? 4.5 : has("_proj") || has("c_fc") || has("fc1") || has("gate") ? 4.0 : 5.0;
   };
   return static_cast<double>(10 * layer) + within();
-}
-
-void Recording::read(const StoredTensor& t, size_t replica, Range rows, std::vector<double>& out) const {
-  const int64_t width = t.width();
-  out.assign(static_cast<size_t>(rows.size() * width), kUnset);
-  const size_t outer = t.shape.empty() ? 0 : t.shape.size() - 1;
-  std::vector<double> values;
-  for (const Slice& slice : t.replicas[replica]) {
-    const std::vector<Range> columns = t.shape.empty() ? std::vector<Range>{{0, 1}} : dim_ranges(slice, t.shape, outer);
-    const int64_t stored = count_indices(columns);
-    std::vector<std::vector<Range>> index;
-    for (size_t d = 0; d < outer; ++d) index.push_back(dim_ranges(slice, t.shape, d));
-    values.resize(static_cast<size_t>(stored));
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-      int64_t local = 0, scale = 1, rest = row;
-      for (size_t d = outer; d-- > 0 && local >= 0; rest /= t.shape[d]) {
-        const int64_t here = local_index(index[d], rest % t.shape[d]);
-        local = here < 0 ? -1 : local + here * scale;
-        scale *= count_indices(index[d]);
-      }
-      if (local < 0) continue;
-      decode(*slice.bytes, local * stored, stored, values.data());
-      const double* from = values.data();
-      double* const to = out.data() + (row - rows.begin) * width;
-      for (const Range& range : columns)
-        for (int64_t c = range.begin; c < range.end; ++c, ++from) {
-          if (!std::isfinite(*from))
-            bad_input("{}: tensor '{}': expected finite values, got {} at row {}, column {}",
-                      files_[static_cast<size_t>(slice.rank)]->what(), slice.bytes->name, *from, row, c);
-          to[c] = std::isnan(to[c]) ? *from : to[c] + *from;  // partial sums; otherwise slices do not overlap
-        }
-    }
-  }
-}
-
-int Recording::owner(const StoredTensor& t, size_t replica, int64_t row, int64_t column) const {
-  for (const Slice& slice : t.replicas[replica]) {
-    bool inside = t.shape.empty() || local_index(dim_ranges(slice, t.shape, t.shape.size() - 1), column) >= 0;
-    int64_t rest = row;
-    for (size_t d = t.shape.empty() ? 0 : t.shape.size() - 1; d-- > 0; rest /= t.shape[d])
-      inside = inside && local_index(dim_ranges(slice, t.shape, d), rest % t.shape[d]) >= 0;
-    if (inside) return slice.rank;
-  }
-  return -1;
-}
-
-std::vector<std::string> Recording::differing_axes(const StoredTensor& t, size_t a, size_t b) const {
-  std::vector<std::string> out;
-  for (const Slice& x : t.replicas[a])
-    for (const Slice& y : t.replicas[b]) {
-      if (x.partial != y.partial || !overlap(x, y, t.shape)) continue;
-      const RankInfo &left = ranks_[static_cast<size_t>(x.rank)], &right = ranks_[static_cast<size_t>(y.rank)];
-      std::vector<std::string> differing;
-      for (const auto& [axis, place] : left.axes)
-        if (const auto found = right.axes.find(axis); found != right.axes.end() && found->second != place)
-          differing.push_back(axis);
-      if (out.empty() || (!differing.empty() && differing.size() < out.size())) out = differing;
-    }
-  return out;
 }
 
 }  // namespace tessera::audit

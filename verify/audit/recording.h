@@ -11,12 +11,14 @@
 // Nothing is assembled in memory: readers return some rows of a tensor, in float64.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -88,6 +90,8 @@ class Recording {
   // Throws InputError for malformed files and slices, missing ranks, and ranks of different steps.
   // `name` replaces the path in messages.
   explicit Recording(const std::filesystem::path& path, const std::string& name = "");
+  // The bytes of the ranks' files, which must outlive the object.
+  Recording(std::span<const std::span<const std::byte>> files, const std::string& name);
 
   const std::string& what() const { return what_; }
   const std::vector<RankInfo>& ranks() const { return ranks_; }
@@ -107,7 +111,8 @@ class Recording {
   const std::vector<std::string>& files() const { return names_; }
 
   // Elements [row, row + count) x all columns of a replica; NaN where no rank has the element. Throws InputError for
-  // other values that are not finite.
+  // other values that are not finite. Pages of the files are released after at most 16 MiB: a mapped file is resident
+  // otherwise.
   void read(const StoredTensor& tensor, size_t replica, Range rows, std::vector<double>& out) const;
   // Whether a slice of the first replica has an element.
   bool has(const StoredTensor& tensor, int64_t row, int64_t column) const { return owner(tensor, 0, row, column) >= 0; }
@@ -117,8 +122,9 @@ class Recording {
   std::vector<std::string> differing_axes(const StoredTensor& tensor, size_t a, size_t b) const;
 
  private:
-  void open(const std::filesystem::path& file, size_t rank, size_t ranks);
+  void open(std::unique_ptr<Safetensors> file, size_t rank, size_t ranks);
   void add(size_t rank, const TensorBytes& bytes, const nlohmann::json& entry);
+  void finish();
   void group_slices();
   void read_tokens();
 
@@ -132,6 +138,7 @@ class Recording {
   std::vector<TokenRow> rows_;
   std::vector<std::string> findings_;
   double epsilon_ = 0;
+  mutable int64_t resident_ = 0;  // bytes of mapped pages since the last release, at most
 };
 
 // Layer index in a module's name, the first numeric component; -1 if there is none.

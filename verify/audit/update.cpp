@@ -70,20 +70,29 @@ std::map<std::string, Group> read_groups(const Recording& r, std::vector<std::st
   return out;
 }
 
-// The value after the update.
-double updated(const Group& g, double p, double grad, double m, double v) {
-  UpdateConstants<double> c(g.options);
-  const double t = static_cast<double>(g.steps) + 1, wd = g.options.weight_decay;
-  const bool decoupled = find_row(g.kind).decay == Decay::decoupled;
-  c.lr = g.lr, c.grad_scale = 1, c.coupled = decoupled ? 0 : wd, c.decay_factor = decoupled ? 1 - g.lr * wd : 1;
-  c.step_size = -g.lr / (1 - std::pow(g.options.beta1, t)),
-  c.root_scale = 1 / std::sqrt(1 - std::pow(g.options.beta2, t));
-  if (g.kind == OptimizerKind::sgd)
-    Sgd::update(c, grad, p, m);
-  else
-    Adam::update(c, grad, p, m, v);
-  return p;
-}
+// An update with constants that are computed once.
+class Update {
+ public:
+  Update(const Group& g, bool decays) : kind_(g.kind), c_(g.options) {
+    const double t = static_cast<double>(g.steps) + 1, wd = decays ? g.options.weight_decay : 0;
+    const bool decoupled = find_row(g.kind).decay == Decay::decoupled;
+    c_.lr = g.lr, c_.grad_scale = 1, c_.coupled = decoupled ? 0 : wd, c_.decay_factor = decoupled ? 1 - g.lr * wd : 1;
+    c_.step_size = -g.lr / (1 - std::pow(g.options.beta1, t)),
+    c_.root_scale = 1 / std::sqrt(1 - std::pow(g.options.beta2, t));
+  }
+  // The value after the update.
+  double operator()(double p, double grad, double m, double v) const {
+    if (kind_ == OptimizerKind::sgd)
+      Sgd::update(c_, grad, p, m);
+    else
+      Adam::update(c_, grad, p, m, v);
+    return p;
+  }
+
+ private:
+  OptimizerKind kind_;
+  UpdateConstants<double> c_;
+};
 
 const StoredTensor* tensor(const Recording& r, Kind kind, const std::string& name) {
   const auto* const all = r.find(kind, name);
@@ -108,12 +117,13 @@ Fit fit_update(const Recording& r, const std::string& name, const Group& group, 
   if (!p || !after || !grad || p->shape != after->shape || p->shape != grad->shape) return out;
   const bool has_state = group.kind == OptimizerKind::sgd ? momentum || group.options.momentum == 0 : first && second;
   if (group.steps > 0 && !has_state) return out;
+  for (const StoredTensor* const t : {clipped, first, second, momentum})
+    if (t && t->shape != p->shape) return out;
   std::vector<double> values, found, g, used, m, v;
-  const int64_t at_once = std::max<int64_t>(1, (int64_t{1} << 16) / std::max<int64_t>(1, p->width()));
-  Group undecayed = group;
-  undecayed.options.weight_decay = 0;
-  for (int64_t row = 0; row < p->rows(); row += at_once) {
-    const Range rows{row, std::min(p->rows(), row + at_once)};
+  const Update update(group, true), undecayed(group, false);
+  const bool decays = group.options.weight_decay != 0;
+  std::vector<double> delta, right, unclipped, without_decay;
+  for_each_rows(p->rows(), p->width(), [&](Range rows) {
     r.read(*p, 0, rows, values);
     r.read(*after, 0, rows, found);
     r.read(*grad, 0, rows, g);
@@ -122,19 +132,23 @@ Fit fit_update(const Recording& r, const std::string& name, const Group& group, 
     if (const StoredTensor* const moments = group.kind == OptimizerKind::sgd ? momentum : first)
       r.read(*moments, 0, rows, m);
     if (second) r.read(*second, 0, rows, v);
+    for (std::vector<double>* to : {&delta, &right, &unclipped, &without_decay}) to->resize(values.size());
     for (size_t i = 0; i < values.size(); ++i) {
-      const double x = values[i], delta = found[i] - x, step = used[i] * (clipped ? 1 : clip);
-      out.right.add(delta, updated(group, x, step, m[i], v[i]) - x, 1);
-      out.unclipped.add(delta, updated(group, x, g[i], m[i], v[i]) - x, 1);
-      out.without_decay.add(delta, updated(undecayed, x, step, m[i], v[i]) - x, 1);
+      const double x = values[i], step = used[i] * (clipped ? 1 : clip);
+      const double expected = update(x, step, m[i], v[i]);
+      delta[i] = found[i] - x, right[i] = expected - x;
+      unclipped[i] = g[i] == step ? right[i] : update(x, g[i], m[i], v[i]) - x;
+      without_decay[i] = decays ? undecayed(x, step, m[i], v[i]) - x : right[i];
       // Decay and update each round the value, and the update has the rounding errors of the moments and of the root.
-      const double expected = updated(group, x, step, m[i], v[i]);
       const double bound = eps * (std::max(std::abs(x), std::abs(found[i])) + 4 * std::abs(expected - x));
       (std::abs(found[i] - expected) > bound ? out.outside : out.inside) += 1;
-      if (!std::isnan(delta))
-        out.nothing.dd += delta * delta, out.size += std::max(x * x, found[i] * found[i]), out.n += 1;
+      if (!std::isnan(delta[i]))
+        out.nothing.dd += delta[i] * delta[i], out.size += std::max(x * x, found[i] * found[i]), out.n += 1;
     }
-  }
+    out.right.add(delta, right, 1);
+    out.unclipped.add(delta, unclipped, 1);
+    out.without_decay.add(delta, without_decay, 1);
+  });
   return out;
 }
 
@@ -147,10 +161,12 @@ void check_update(const Recording& found, const Recording& expected, AuditResult
     std::vector<double> values;
     const StoredTensor& t = batches.begin()->second;
     const bool is_copy = key.name.starts_with("lm_head") && !expected.find(Kind::grad, key.name);
-    for (int64_t row = 0; row < t.rows() && !is_copy; ++row) {
-      found.read(t, 0, {row, row + 1}, values);
-      for (const double x : values) squares += std::isnan(x) ? 0 : x * x;
-    }
+    for_each_rows(is_copy ? 0 : t.rows(), t.width(), [&](Range rows) {
+      found.read(t, 0, rows, values);
+      Sums sums;
+      sums.add(values, values, 1);
+      squares += sums.ff;
+    });
   }
   const double own = std::sqrt(squares), eps = std::max(found.epsilon(), 1e-7);
   const Json& clip_info = found.info("clip");
@@ -177,11 +193,11 @@ void check_update(const Recording& found, const Recording& expected, AuditResult
     if (!grad || grad->shape != batches.begin()->second.shape) continue;
     Sums sums;
     std::vector<double> x, y;
-    for (int64_t row = 0; row < grad->rows(); ++row) {
-      found.read(batches.begin()->second, 0, {row, row + 1}, x);
-      found.read(*grad, 0, {row, row + 1}, y);
-      for (size_t i = 0; i < x.size(); ++i) sums.add(x[i], y[i], factor);
-    }
+    for_each_rows(grad->rows(), grad->width(), [&](Range rows) {
+      found.read(batches.begin()->second, 0, rows, x);
+      found.read(*grad, 0, rows, y);
+      sums.add(x, y, factor);
+    });
     // The norm and the products each have rounding errors.
     TensorResult t{
         .key = key, .distance = sums.distance(), .tolerance = std::max(kNormMargin, 2 * eps), .elements = sums.n};
@@ -244,11 +260,11 @@ void check_update(const Recording& found, const Recording& expected, AuditResult
     if (key.kind != Kind::updated || t.replicas.size() < 2) continue;
     for (size_t r = 1; r < t.replicas.size(); ++r) {
       Sums sums;
-      for (int64_t row = 0; row < t.rows(); ++row) {
-        found.read(t, 0, {row, row + 1}, a);
-        found.read(t, r, {row, row + 1}, b);
-        for (size_t i = 0; i < a.size(); ++i) sums.add(b[i], a[i], 1);
-      }
+      for_each_rows(t.rows(), t.width(), [&](Range rows) {
+        found.read(t, 0, rows, a);
+        found.read(t, r, rows, b);
+        sums.add(b, a, 1);
+      });
       if (sums.distance() <= 1e-6) continue;
       const auto axes = found.differing_axes(t, 0, r);
       TensorResult wrong{.key = key, .distance = sums.distance(), .tolerance = 1e-6, .elements = sums.n, .wrong = true};

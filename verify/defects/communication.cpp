@@ -150,6 +150,8 @@ void forget_outer_step(VerifyHooks& hooks, const TrainConfig& job) {
 }
 
 const Requirement kRanks{"dp", "2", [](const TrainConfig& j) { return j.plan.ranks() > 1; }};
+const Requirement kNormPerAxis{"layout_invariant", "false",
+                               [](const TrainConfig& j) { return !j.plan.layout_invariant; }};
 const Requirement kNoFloat64{"dtype", "fp32", [](const TrainConfig& j) { return j.optim.dtype != DType::float64; }};
 
 }  // namespace
@@ -187,7 +189,8 @@ std::vector<InjectedFault> call_faults() {
          then(h.launching, [](LaunchOptions& how) { how.algorithm = Algorithm::ring; });
        }},
       {"missing-norm-sum", "each rank clips by the norm of its own model shard", "norm", kEverywhere,
-       wants(kDirect, Requirement{"pp", "2", [](const TrainConfig& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
+       wants(kDirect, kNormPerAxis,
+             Requirement{"pp", "2", [](const TrainConfig& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
        injects([](const TrainConfig& j) {
          return FaultyCall{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
                              return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") &&

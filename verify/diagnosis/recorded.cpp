@@ -98,10 +98,11 @@ struct RecordedFacts {
 
 bool has(std::string_view name, std::string_view part) { return name.find(part) != std::string_view::npos; }
 bool is_expert(const RecordedTensor& t) { return has(t.name, "expert"); }
-bool is_routed(const RecordedTensor& t) {
-  return is_expert(t) || has(t.name, "router") || has(t.name, ".gate.") || has(t.name, "moe");
+// The module that chooses experts, and its weight.
+bool is_router(const RecordedTensor& t) {
+  return has(t.name, "router") || has(t.name, ".gate.") || t.name.ends_with(".gate");
 }
-bool is_router(const RecordedTensor& t) { return is_routed(t) && !is_expert(t); }
+bool is_routed(const RecordedTensor& t) { return is_expert(t) || is_router(t) || has(t.name, "moe"); }
 bool is_column(const RecordedTensor& t) {
   return std::ranges::any_of(
       std::array{"q_proj", "k_proj", "v_proj", "qkv", "c_attn", "gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1"},
@@ -239,8 +240,9 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      "output_grad",
      [](const Facts& f, const Wrong& t) {
        const auto weights = f.downstream();
-       return !f.wrong_loss() && !t.factor && t.axis.empty() && !weights.empty() &&
-              std::ranges::all_of(weights, [](const Wrong* g) { return is_router(*g); });
+       const bool only_routers =
+           !weights.empty() && std::ranges::all_of(weights, [](const Wrong* g) { return is_router(*g); });
+       return !f.wrong_loss() && !t.factor && t.axis.empty() && (is_router(t) || only_routers);
      }},
     {"wrong-slice", "the backward pass of a row-parallel layer computes with slices that do not belong together",
      "output_grad",
@@ -325,8 +327,8 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
        return !f.wrong_loss() && !f.all_gradients() && f.factor() == 0 && t.axis.empty() && t.of_parameter == 0 &&
               !varies(f.step.weights) && !f.only(is_routed) && !f.only(is_tied);
      }},
-    {"module-factor", "a module multiplies its output, or the gradient of its input, by a constant",
-     [](const RecordedFacts& f) { return f.first() && f.first()->local && f.first()->factor && !f.first_is("loss"); }},
+    {"module-factor", "a module multiplies its output, or the gradient of its input, by a constant", "",
+     [](const Facts&, const Wrong& t) { return t.local && t.factor; }},
 });
 
 std::string evidence(const RecordedFacts& f) {

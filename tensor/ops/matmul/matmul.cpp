@@ -1,12 +1,15 @@
 // Matmuls: argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/gemm.h"
+#include "tensor/ops/matmul/cpu/leaf_gemm.h"
 
 namespace tessera {
 namespace {
@@ -43,6 +46,34 @@ void matmul_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const 
     cpu::dnnl_matmul(out, a, b, bias);
 }
 
+// In leaves; the bias is added to the rounded sum.
+void matmul_by(const LeafOrder& order, Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
+  if (out.numel() == 0 || cpu::DryRun::here()) return;
+  cpu::leaf_matmul(out, a, b, order);
+  if (bias.defined()) add_(out, bias);
+}
+// Leaves of a dim of this rank's shard of a weight.
+int64_t leaves_of_shard(int64_t ranks) {
+  if (ranks < 1 || kLeaves % ranks != 0)
+    throw Error("[matmul] a dim sharded over " + std::to_string(ranks) + " ranks has no equal shares of " +
+                std::to_string(kLeaves) + " leaves");
+  return kLeaves / ranks;
+}
+LeafOrder input_leaves(int64_t inputs, const PackedWeights* packs) {
+  return channel_leaves(inputs, leaves_of_shard(packs ? packs->shards.inputs : 1));
+}
+LeafOrder output_leaves(int64_t outputs, const PackedWeights* packs) {
+  if (!packs) return channel_leaves(outputs, kLeaves);
+  std::vector<int64_t> here = packs->shards.segments;
+  for (int64_t& segment : here) segment /= packs->shards.outputs;
+  return channel_leaves(outputs, leaves_of_shard(packs->shards.outputs), here);
+}
+
+// Dtype of a result that other ranks' partial sums are added to.
+DType partial_dtype(const Tensor& x, int64_t ranks) {
+  return ranks > 1 && adds_by_leaves(x) ? accum_dtype(x.dtype()) : x.dtype();
+}
+
 // 2-D operands. `packed`, if not null, belongs to b.
 void matmul_2d(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
   on_device(
@@ -55,7 +86,7 @@ void batched_matmul(const Tensor& outs, const Tensor& as, const Tensor& bs) {
   const auto on_cpu = [&] {
     for (int64_t i = 0; i < outs.dim(0); ++i) {
       Tensor one = outs.select(0, i);
-      matmul_2d(one, as.select(0, i), bs.select(0, i), {}, nullptr);
+      matmul_into(one, as.select(0, i), bs.select(0, i));
     }
   };
   on_device(outs.device(), on_cpu, [&] { cuda::matmul(outs, as, bs, {}); });
@@ -71,7 +102,8 @@ void check_matmul(const char* op, const Tensor& a, const Tensor& b) {
 
 // Null if packing is not profitable. oneDNN's layout may depend on the rows of a.
 cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bool transposed) {
-  if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
+  if (!packs || !packs->caches || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64)
+    return nullptr;
   const int64_t rows = cpu::amx_supports(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
     if (p.rows == rows && p.transposed == transposed) return &p;
@@ -99,6 +131,7 @@ void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
   if (!(out.shape() == Shape{a.dim(0), b.dim(1)}))
     throw Error("[matmul] out is " + out.describe() + "; expected shape (" + std::to_string(a.dim(0)) + ", " +
                 std::to_string(b.dim(1)) + ")");
+  if (adds_by_leaves(out)) return matmul_by(input_leaves(a.dim(1), nullptr), out, a, b, {});
   matmul_2d(out, a, b, {}, nullptr);
 }
 
@@ -109,7 +142,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   if (b.ndim() == 2) {
     const Tensor rows = a.ndim() == 2 ? packed_on_gpu(a) : a.contiguous().flat_rows();
     Tensor out = a.make({rows.dim(0), b.dim(1)});
-    matmul_2d(out, rows, packed_on_gpu(b), {}, nullptr);
+    matmul_into(out, rows, packed_on_gpu(b));
     return out.reshape(a.shape().with_last(b.dim(1)));
   }
   const Shape lead = a.shape().first(a.ndim() - 2);
@@ -125,6 +158,7 @@ void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, P
   check_matmul("linear", x, wt);
   if (b.defined()) b.check_size(w.dim(0));
   y.check_size(x.dim(0) * w.dim(0));
+  if (adds_by_leaves(y)) return matmul_by(input_leaves(x.dim(1), packs), y, x, wt, b);
   matmul_2d(y, packed_on_gpu(x), wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
 }
 
@@ -133,7 +167,7 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* 
     throw Error("[linear] x " + x.shape().str() + " does not match weight " + w.shape().str() + "; x must end in " +
                 (w.ndim() == 2 ? std::to_string(w.dim(1)) : "K"));
   const Tensor rows = x.contiguous().flat_rows();
-  Tensor y = x.make({rows.dim(0), w.dim(0)});
+  Tensor y = x.make({rows.dim(0), w.dim(0)}, partial_dtype(x, packs ? packs->shards.inputs : 1));
   linear_into(y, rows, w, b, packs);
   return y.reshape(x.shape().with_last(w.dim(0)));
 }
@@ -141,6 +175,7 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* 
 void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, PackedWeights* packs) {
   check_matmul("linear_input_grad", dy, w);
   dx.check_size(dy.dim(0) * w.dim(1));
+  if (adds_by_leaves(dx)) return matmul_by(output_leaves(w.dim(0), packs), dx, dy, w, {});
   cpu::Packed once;
   cpu::Packed* const pack = pack_for(packs, dy, w, false);
   matmul_2d(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, pack || !packs_temporarily(dy, w) ? pack : &once);
@@ -149,12 +184,20 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Packe
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs) {
   const Tensor rows = dy.contiguous().flat_rows();
   check_matmul("linear_input_grad", rows, w);
-  Tensor dx = dy.make({rows.dim(0), w.dim(1)});
+  Tensor dx = dy.make({rows.dim(0), w.dim(1)}, partial_dtype(dy, packs ? packs->shards.outputs : 1));
   linear_input_grad_into(dx, rows, w, packs);
   return dx.reshape(dy.shape().with_last(w.dim(1)));
 }
 
 void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x) {
+  if (adds_by_leaves(dw)) {
+    const int64_t tokens = dy.ndim() > 1 ? dy.dim(-2) : 1;
+    const Tensor rows = dy.contiguous().flat_rows(), in = x.contiguous().flat_rows();
+    check_matmul("linear_weight_grad", rows.transpose(0, 1), in);
+    dw.check_size(rows.dim(1) * in.dim(1));
+    return matmul_by(token_leaves(rows.dim(0) / std::max<int64_t>(tokens, 1), tokens, kLeaves), dw,
+                     rows.transpose(0, 1), in, {});
+  }
   const Tensor dyt = dy.contiguous().flat_rows().transpose(0, 1), rows = x.contiguous().flat_rows();
   matmul_into(dw, dyt, rows);
 }

@@ -1,12 +1,14 @@
 // Matmuls.
 //
 // On the CPU, float32 and bfloat16 use oneDNN (accumulated in float32, rounded once); bfloat16 uses Tessera's AMX
-// kernel if available, float64 Tessera's blocked kernel. On a GPU all dtypes use cuBLASLt (cuda/gemm.h).
+// kernel if available, float64 Tessera's blocked kernel; in leaves, all dtypes use a blocked kernel of Tessera
+// (leaves.h). On a GPU all dtypes use cuBLASLt (cuda/gemm.h).
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "tensor/ops/matmul/leaves.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -18,7 +20,8 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 // a GPU results may depend bitwise on whether an operand is packed or transposed.
 void matmul_into(Tensor& out, const Tensor& a, const Tensor& b);
 
-// Packed copies of a weight, rebuilt after each optimizer step (Storage::version).
+// State of a weight for its matmuls: packed copies, rebuilt after each optimizer step (Storage::version), and the shard
+// of the weight that is stored here, for leaves.
 struct PackedWeights {
   struct Packed {
     Tensor bytes;  // opaque, Category::workspace
@@ -28,18 +31,22 @@ struct PackedWeights {
     const std::byte* source = nullptr;
     int threads = 0;  // the layout may depend on them
   };
-  std::vector<Packed> packs;
+  bool caches = true;  // packed copies; false: none are made
+  std::vector<Packed> packs = {};
+  WeightShards shards = {};
 };
 
-// y = x w^T + b. x (..., K), w (N, K), b (N) or undefined -> (..., N).
+// y = x w^T + b. x (..., K), w (N, K), b (N) or undefined -> (..., N). In leaves, a partial sum over inputs that are
+// sharded over ranks has the accumulation dtype.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // x (M, K), y (M, N) with contiguous rows.
 void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
-// dx = dy w: (..., N) -> (..., K).
+// dx = dy w: (..., N) -> (..., K); likewise if the outputs are sharded.
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs = nullptr);
 // dy (M, N), dx (M, K) with contiguous rows.
 void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, PackedWeights* packs = nullptr);
-// dw (N, K) = dy^T x, over all rows; overwrites dw, which may be float32 if dy is bfloat16.
+// dw (N, K) = dy^T x, over all rows; overwrites dw, which may be float32 if dy is bfloat16. In leaves, rows are the
+// tokens of sequences: dy (B, T, N).
 void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x);
 
 namespace cpu {
