@@ -29,8 +29,8 @@ constexpr auto kAveraged = std::to_array<AveragedAxis>({{"factor-dp", &RecordedS
                                                         {"factor-cp", &RecordedStep::cp},
                                                         {"factor-microbatches", &RecordedStep::microbatches}});
 
-struct Symptoms {
-  explicit Symptoms(const RecordedStep& r) : step(r) {
+struct RecordedSymptoms {
+  explicit RecordedSymptoms(const RecordedStep& r) : step(r) {
     for (const RecordedTensor& t : r.wrong)
       if (t.kind == "grad") gradients.push_back(&t);
   }
@@ -153,44 +153,44 @@ bool is_power_of_two(double x) { return x >= 256 && std::abs(std::log2(x) - std:
 // `kind`: of the first wrong tensor `t`, apart from the loss; empty: any, or none.
 struct RecordedRule {
   std::string_view cause, text, kind;
-  bool (*fits)(const Symptoms& f, const RecordedTensor& t);
+  bool (*fits)(const RecordedSymptoms& f, const RecordedTensor& t);
 };
 using Wrong = RecordedTensor;
 // More specific rules come first.
 constexpr auto kRecordedRules = std::to_array<RecordedRule>({
     {"wrong-sequences", "ranks compute sequences other than the reference's", "",
-     [](const Symptoms& f, const Wrong&) { return f.step.foreign > 0; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.step.foreign > 0; }},
     {"microbatch-repeated", "a micro-batch or a rank's rows occur twice, in place of others", "",
-     [](const Symptoms& f, const Wrong&) { return f.step.repeated > 0; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.step.repeated > 0; }},
     {"microbatch-dropped", "rows of the global batch are missing", "",
-     [](const Symptoms& f, const Wrong&) { return f.step.dropped > 0 && f.step.repeated == 0; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.step.dropped > 0 && f.step.repeated == 0; }},
     {"wrong-targets", "the targets are not the tokens that follow, for example at the boundaries of context ranks",
-     "targets", [](const Symptoms&, const Wrong&) { return true; }},
+     "targets", [](const RecordedSymptoms&, const Wrong&) { return true; }},
     {"wrong-slice", "the slices of the ranks do not cover a tensor", "",
-     [](const Symptoms& f, const Wrong&) { return !f.step.gaps.empty(); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return !f.step.gaps.empty(); }},
     {"wrong-slice", "a rank has another rank's slice of a parameter", "parameter",
-     [](const Symptoms&, const Wrong& t) { return t.elsewhere; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return t.elsewhere; }},
     {"stale-parameters", "a rank has the values of a parameter from before the previous update: it was not gathered",
-     "parameter", [](const Symptoms&, const Wrong& t) { return t.of_update > 0; }},
+     "parameter", [](const RecordedSymptoms&, const Wrong& t) { return t.of_update > 0; }},
     {"not-synchronized", "parameters of replicas differ before the step: they are not synchronized over the axis",
-     "parameter", [](const Symptoms&, const Wrong& t) { return !t.axis.empty(); }},
+     "parameter", [](const RecordedSymptoms&, const Wrong& t) { return !t.axis.empty(); }},
     {"stale-parameters", "a rank has old values of a parameter", "parameter",
-     [](const Symptoms&, const Wrong&) { return true; }},
+     [](const RecordedSymptoms&, const Wrong&) { return true; }},
     {"dropout-seeds", "dropout masks are equal where they must differ", "",
-     [](const Symptoms& f, const Wrong&) { return f.step.same_masks; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.step.same_masks; }},
     {"dropout-seeds", "dropout masks differ where they must be equal", "output",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.dropout &&
               (t.axis.starts_with("tp") || t.first_token > 0 || t.some_samples || t.some_data_ranks);
      }},
     {"recomputed-differently", "the recomputed forward pass differs from the first, for example in its random numbers",
-     "", [](const Symptoms& f, const Wrong&) { return !f.step.recomputed.empty(); }},
+     "", [](const RecordedSymptoms& f, const Wrong&) { return !f.step.recomputed.empty(); }},
     {"missing-forward-sum", "the outputs of a row-parallel layer are not reduced over the tensor axis", "output",
-     [](const Symptoms& f, const Wrong& t) { return t.axis.starts_with("tp") && !f.step.dropout; }},
+     [](const RecordedSymptoms& f, const Wrong& t) { return t.axis.starts_with("tp") && !f.step.dropout; }},
     {"document-boundary", "attention or positions do not respect the boundaries of documents", "output",
-     [](const Symptoms& f, const Wrong&) { return f.step.document; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.step.document; }},
     {"wrong-positions", "tokens have wrong positions", "output",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        if (has(t.name, "pos") || has(t.name, "wpe") || has(t.name, "rotary")) return true;
        // Positions of another partition begin at multiples of its chunks; inside of a chunk of the recording's
        // partition, no mask of context ranks begins. Rotations by wrong positions change less than masks.
@@ -199,45 +199,45 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
               (at % f.step.chunk != 0 || t.distance < 0.15);
      }},
     {"wrong-mask", "attention has a wrong mask, such as one that does not respect documents or windows", "output",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        if (t.first_token > 0) return !t.factor && (f.step.cp > 1 || is_attention(t));
        // Without a causal mask only the last token is right.
        return is_attention(t) && t.first_token == 0 && t.end_token == f.step.sequence - 1 && !t.same_shift && !t.factor;
      }},
     {"bias-added-per-rank", "every tensor rank adds the bias of a row-parallel layer", "output",
-     [](const Symptoms&, const Wrong& t) { return t.same_shift && !t.factor; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return t.same_shift && !t.factor; }},
     {"wrong-slice", "a rank looks up or computes another rank's slice", "output",
-     [](const Symptoms&, const Wrong& t) { return is_tied(t) && !t.factor && !t.some_data_ranks; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return is_tied(t) && !t.factor && !t.some_data_ranks; }},
     {"wrong-slice", "ranks compute with slices that do not belong together, such as those of a fused weight", "output",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.tp > 1 && !f.step.dropout && !t.factor && t.axis.empty() && t.first_token <= 0 &&
               !t.some_samples && !t.same_shift && !t.some_data_ranks;
      }},
     {"stale-parameters", "some ranks compute with other values of a parameter than the recorded ones", "output",
-     [](const Symptoms&, const Wrong& t) { return !t.factor && t.some_data_ranks; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return !t.factor && t.some_data_ranks; }},
     {"factor-tp", "the softmax of the loss counts the vocabulary once per tensor rank", "output_grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.tp > 1 && is_head(t) &&
               is_near(f.step.loss_difference, std::log(static_cast<double>(f.step.tp)));
      }},
     {"vocabulary-padding", "the softmax includes padded columns of the vocabulary", "",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        if (f.step.padded_vocabulary && (f.wrong_loss() || t.kind == "output" || t.kind == "output_grad")) return true;
        return t.kind == "output_grad" && is_head(t) && f.step.logits_sum > 1e-3 && f.step.loss_difference > 0;
      }},
     {"auxiliary-loss", "a further term of the loss, such as the balancing loss of routers, has a wrong weight",
      "output_grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.wrong_loss() && !is_head(t) &&
               std::ranges::any_of(f.gradients, [](const Wrong* g) { return is_router(*g); });
      }},
     {"wrong-message", "a pipeline stage receives the activation or gradient of a different micro-batch", "",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.pp > 1 && (t.kind == "output" || t.kind == "output_grad") && t.some_samples;
      }},
     {"router-gradient", "the gradient through the routing weights is missing, or has terms of other ranks' experts",
      "output_grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        const auto weights = f.downstream();
        const bool only_routers =
            !weights.empty() && std::ranges::all_of(weights, [](const Wrong* g) { return is_router(*g); });
@@ -245,92 +245,92 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      }},
     {"wrong-slice", "the backward pass of a row-parallel layer computes with slices that do not belong together",
      "output_grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.tp > 1 && !f.wrong_loss() && !t.factor && t.axis.empty() &&
               (!f.downstream().empty() || is_column(t));
      }},
     {"input-gradient-not-summed",
      "the input gradient of a column-parallel layer or of experts is not reduced over the tensor or expert axis",
      "output_grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        if (f.wrong_loss() || t.axis.starts_with("tp")) return !f.wrong_loss();
        return !t.factor && f.downstream().empty() && (f.step.tp > 1 || f.step.ep > 1);
      }},
     {"loss-scale", "gradients are not divided by the loss scale, or are clipped before they are", "",
-     [](const Symptoms& f, const Wrong&) {
+     [](const RecordedSymptoms& f, const Wrong&) {
        const double scale = f.step.loss_scale;
        if (scale == 1) return f.all_gradients() && (is_power_of_two(f.factor()) || is_power_of_two(1 / f.factor()));
        return is_near(f.factor(), scale) || is_near(f.factor(), 1 / scale) ||
               (f.gradients.empty() && is_near(f.step.norm_ratio, scale));
      }},
     {"sum-instead-of-mean", "the loss is a sum over tokens instead of a mean; not a fault if the learning rate accounts for it",
-     "", [](const Symptoms& f, const Wrong&) {
+     "", [](const RecordedSymptoms& f, const Wrong&) {
        return f.all_gradients() && f.step.tokens > 1 && is_near(f.factor(), static_cast<double>(f.step.tokens));
      }},
     {"tied-not-summed", "the replicas of the tied weight do not reduce their gradients", "grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return f.only(is_tied) && f.factor() == 0 &&
               (f.step.pp > 1 || t.axis.starts_with("pp") || t.axis.starts_with("ranks"));
      }},
     {"norm-gradient-not-summed",
      "gradients of norms or biases are not reduced over the tensor axis, whose ranks have different tokens", "grad",
-     [](const Symptoms& f, const Wrong&) {
+     [](const RecordedSymptoms& f, const Wrong&) {
        return f.step.tp > 1 && f.only([](const Wrong& g) {
          return is_norm_or_bias(g) && (g.axis.starts_with("tp") || (g.axis.empty() && !g.factor));
        });
      }},
     {"wrong-expert-group", "gradients of experts or routers are reduced over the wrong group", "grad",
-     [](const Symptoms& f, const Wrong&) { return f.only(is_routed) && f.factor() == 0; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.only(is_routed) && f.factor() == 0; }},
     {"factor-ep", "gradients of experts are multiplied or divided by the size of the expert-parallel group", "grad",
-     [](const Symptoms& f, const Wrong&) { return f.only(is_routed) && (f.is_factor(f.step.ep) || f.is_factor(f.step.dp)); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.only(is_routed) && (f.is_factor(f.step.ep) || f.is_factor(f.step.dp)); }},
     {"not-synchronized", "gradients are not reduced over the axis", "grad",
-     [](const Symptoms&, const Wrong& t) { return !t.axis.empty(); }},
+     [](const RecordedSymptoms&, const Wrong& t) { return !t.axis.empty(); }},
     {"microbatch-repeated", "a micro-batch is accumulated twice", "grad",
-     [](const Symptoms& f, const Wrong&) { return has_double_weight(f.step) && !means_of_means(f.step); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return has_double_weight(f.step) && !means_of_means(f.step); }},
     {"microbatch-dropped", "the gradient of a micro-batch is not accumulated", "grad",
-     [](const Symptoms& f, const Wrong&) { return has_zero_weight(f.step) && f.step.microbatches > 1; }},
+     [](const RecordedSymptoms& f, const Wrong&) { return has_zero_weight(f.step) && f.step.microbatches > 1; }},
     {"not-synchronized", "the gradient of a data rank is missing from the reduction", "grad",
-     [](const Symptoms& f, const Wrong&) { return has_zero_weight(f.step); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return has_zero_weight(f.step); }},
     {"mean-of-means", "means over micro-batches or ranks with different numbers of targets are averaged", "grad",
-     [](const Symptoms& f, const Wrong&) { return means_of_means(f.step); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return means_of_means(f.step); }},
     {"factor-dp", "gradients are multiplied or divided by the number of data ranks once too often", "",
-     [](const Symptoms& f, const Wrong&) { return f.is_factor(f.step.dp) && (f.all_gradients() || f.step.dp > 2); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.is_factor(f.step.dp) && (f.all_gradients() || f.step.dp > 2); }},
     {"factor-cp", "gradients are multiplied or divided by the size of the context axis once too often", "",
-     [](const Symptoms& f, const Wrong&) { return f.is_factor(f.step.cp); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.is_factor(f.step.cp); }},
     {"factor-microbatches", "gradients are multiplied or divided by the number of micro-batches once too often", "",
-     [](const Symptoms& f, const Wrong&) { return f.is_factor(f.step.microbatches); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.is_factor(f.step.microbatches); }},
     {"factor-tp", "gradients are multiplied or divided by the size of the tensor axis once too often", "",
-     [](const Symptoms& f, const Wrong&) { return f.is_factor(f.step.tp); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return f.is_factor(f.step.tp); }},
     {"summed-twice", "gradients are accumulated or reduced twice", "",
-     [](const Symptoms& f, const Wrong&) {
+     [](const RecordedSymptoms& f, const Wrong&) {
        const double factor = f.first_factor();
        return is_near(factor, 2) || (f.step.dp > 1 && is_near(factor, static_cast<double>(f.step.dp * f.step.dp)));
      }},
     {"factor-microbatches", "the gradients of some micro-batches are multiplied or divided once too often", "grad",
-     [](const Symptoms& f, const Wrong&) { return scaled_microbatches(f.step); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return scaled_microbatches(f.step); }},
     {"mean-of-means", "means over ranks with different numbers of targets are averaged", "grad",
-     [](const Symptoms& f, const Wrong&) { return varies(f.step.weights); }},
+     [](const RecordedSymptoms& f, const Wrong&) { return varies(f.step.weights); }},
     {"stale-buffer", "a buffer with values of the parameter is added to its gradient", "grad",
-     [](const Symptoms&, const Wrong& t) { return t.of_parameter != 0; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return t.of_parameter != 0; }},
     {"clip-norm", "the norm for clipping counts replicas, omits shards, or is not that of the gradients", "",
-     [](const Symptoms&, const Wrong& t) { return t.kind == "norm" || t.kind == "clipped_grad"; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return t.kind == "norm" || t.kind == "clipped_grad"; }},
     {"weight-decay", "weight decay applies to the wrong parameters, or not to the right ones", "",
-     [](const Symptoms& f, const Wrong& t) { return !f.step.decay.empty() && is_update(t); }},
+     [](const RecordedSymptoms& f, const Wrong& t) { return !f.step.decay.empty() && is_update(t); }},
     {"stale-parameters", "updated parameters are not gathered by all ranks", "updated",
-     [](const Symptoms&, const Wrong& t) { return !t.axis.empty(); }},
+     [](const RecordedSymptoms&, const Wrong& t) { return !t.axis.empty(); }},
     {"update-order", "clipping, the learning-rate schedule and the update are in the wrong order", "",
-     [](const Symptoms& f, const Wrong& t) { return !f.step.order.empty() && is_update(t); }},
+     [](const RecordedSymptoms& f, const Wrong& t) { return !f.step.order.empty() && is_update(t); }},
     {"wrong-weight-gradient",
      "the gradient of a parameter is computed wrongly from right outputs and output gradients", "grad",
-     [](const Symptoms& f, const Wrong& t) {
+     [](const RecordedSymptoms& f, const Wrong& t) {
        return !f.wrong_loss() && !f.all_gradients() && f.factor() == 0 && t.axis.empty() && t.of_parameter == 0 &&
               !varies(f.step.weights) && !f.only(is_routed) && !f.only(is_tied);
      }},
     {"module-factor", "a module multiplies its output, or the gradient of its input, by a constant", "",
-     [](const Symptoms&, const Wrong& t) { return t.local && t.factor; }},
+     [](const RecordedSymptoms&, const Wrong& t) { return t.local && t.factor; }},
 });
 
-std::string evidence(const Symptoms& f) {
+std::string evidence(const RecordedSymptoms& f) {
   const RecordedStep& s = f.step;
   std::string out;
   const auto add = [&](const std::string& text) { out += (out.empty() ? "" : "; ") + text; };
@@ -388,7 +388,7 @@ std::string_view text_of_recorded_cause(std::string_view cause) {
 }
 
 std::vector<Diagnosis> diagnose(const RecordedStep& step) {
-  const Symptoms facts(step);
+  const RecordedSymptoms facts(step);
   std::vector<Diagnosis> out;
   if (step.wrong.empty() && step.dropped == 0 && step.repeated == 0 && step.recomputed.empty() && !step.same_masks &&
       step.gaps.empty())
