@@ -183,7 +183,7 @@ TEST_F(AuditTest, RejectsBadInputInOneLine) {
   fails_in_one_line("audit reference --html none/a.html", 6, "cannot write none/a.html: No such file or directory");
   fails_in_one_line("audit reference --svg none/a.svg", 6, "cannot write none/a.svg: No such file or directory");
   fs::remove(path("fsdp2_dp4/rank_0002.safetensors"));
-  fails_in_one_line("audit fsdp2_dp4 reference", 4, "expected rank 0 of 3 files, got rank 0 of 4 ranks");
+  fails_in_one_line("audit fsdp2_dp4 reference", 4, "rank_0000.safetensors: expected 4 files, one per rank, got 3");
   for (const char* rank : {"0", "1"})
     change<int64_t>(fmt::format("dtensor_tp2/rank_000{}.safetensors", rank), "0/input_ids",
                     [](int64_t x) { return (x + 1) % 27; });

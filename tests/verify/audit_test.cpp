@@ -569,7 +569,7 @@ TEST(Audit, RejectsMalformedRecordings) {
   };
   const fs::path right = dump().path(), missing = dump().split({.dp = 2}, "missing"), torn = dump().split({}, "torn");
   fs::remove(missing / "rank_0001.safetensors");
-  refused(missing, right, "expected rank 0 of 1 files, got rank 0 of 2 ranks");
+  refused(missing, right, "expected 2 files, one per rank, got 1");
   fs::resize_file(torn / "rank_0000.safetensors", fs::file_size(torn / "rank_0000.safetensors") - 8);
   refused(torn, right, "rank_0000.safetensors");
   refused(right / "none", right, "no such file");

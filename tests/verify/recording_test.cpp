@@ -98,8 +98,8 @@ TEST_F(RecordingFiles, ErrorsNameFileTensorAndField) {
   const std::string about = "rank_0001.safetensors: info: ";
   const int64_t big = int64_t{1} << 40;
   const std::vector<std::pair<Change, std::string>> cases{
-      {text("rank", "0"), "rank_0001.safetensors: expected rank 1 of 2 files, got rank 0 of 2 ranks"},
-      {text("ranks", "3"), "expected rank 1 of 2 files, got rank 1 of 3 ranks"},
+      {text("rank", "0"), "rank_0001.safetensors: expected rank 1, got rank 0"},
+      {text("ranks", "3"), "expected 3 files, one per rank, got 2"},
       {text("rank", "one"), "rank_0001.safetensors: rank: expected a decimal number, got \"one\""},
       {text("step", "2"), "rank_0001.safetensors: expected step 1 as on rank 0, got 2"},
       {text("tessera_recording", "9"), "expected version 1 of recordings, got \"9\""},
@@ -155,9 +155,9 @@ TEST_F(RecordingFiles, TornAndMixedFilesAreNamed) {
   refused(bytes.substr(0, 100), "not safetensors: header of");
   refused("", "not safetensors, but an empty file");
   refused(std::string(8, '\x7f') + bytes.substr(8), "not safetensors: header of 9187201950435737471 bytes");
-  refused(read_file(all / "rank_0000.safetensors"), "expected rank 1 of 2 files, got rank 0 of 2 ranks");
+  refused(read_file(all / "rank_0000.safetensors"), "expected rank 1, got rank 0");
   fs::remove(second);
-  expect_error(Status::input, {"rank_0000.safetensors: expected rank 0 of 1 files, got rank 0 of 2 ranks"},
+  expect_error(Status::input, {"rank_0000.safetensors: expected 2 files, one per rank, got 1"},
                [&] { Recording{all}; });
   fs::remove(all / "rank_0000.safetensors");
   expect_error(Status::input, {"expected rank_0000.safetensors and those of the other ranks, got none"},

@@ -212,8 +212,9 @@ void Recording::open(std::unique_ptr<Safetensors> file, size_t rank, size_t rank
   if (const std::string version = text("tessera_recording", "1"); version != "1")
     bad_input("{}: expected version 1 of recordings, got {}", what, shown(Json(version)));
   const int64_t count = decimal("ranks", 1), here = decimal("rank", 0), step = decimal("step", 1);
-  if (here != static_cast<int64_t>(rank) || count != static_cast<int64_t>(ranks) || count > kMaxRanks)
-    bad_input("{}: expected rank {} of {} files, got rank {} of {} ranks", what, rank, ranks, here, count);
+  if (count != static_cast<int64_t>(ranks) || count > kMaxRanks)
+    bad_input("{}: expected {} files, one per rank, got {}", what, count, ranks);
+  if (here != static_cast<int64_t>(rank)) bad_input("{}: expected rank {}, got rank {}", what, rank, here);
   if (rank > 0 && step != step_) bad_input("{}: expected step {} as on rank 0, got {}", what, step_, step);
   step_ = step;
   ranks_.push_back(parse_info(text("info", "{}"), what, count));
