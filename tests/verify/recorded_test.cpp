@@ -179,6 +179,10 @@ TEST(RecordedStep, WrongTokensIdentifyPositionsAndMasks) {
   small.distance = 0.05;
   const RecordedStep two{.cp = 2, .sequence = 16, .chunk = 8}, four{.cp = 4, .sequence = 128, .chunk = 32},
       zigzag{.cp = 2, .sequence = 16, .chunk = 4};
+  RecordedTensor rounded = tokens(1, 16, attention), rounded_deep = tokens(1, 128, deep);
+  rounded.distance = 1e-3, rounded_deep.distance = 8e-3;
+  RecordedStep table = step({wrong("output", "model.embed_tokens")}, {.tp = 2});
+  table.document = true;  // wrong for some tokens only
   RecordedStep documents = step({tokens(7, 16, attention)}, two), one_rank = step({tokens(40, 128, deep)}, {});
   documents.document = one_rank.document = true;
   expect_causes({
@@ -191,8 +195,13 @@ TEST(RecordedStep, WrongTokensIdentifyPositionsAndMasks) {
       {"wrong-mask", step({tokens(7, 16, attention)}, two)},  // a boundary of no partition
       {"wrong-mask", step({tokens(50, 128, deep)}, four)},
       {"wrong-mask", step({tokens(0, 15, attention)}, {.sequence = 16})},  // not causal
+      {"rotary-rounding", step({rounded}, {.sequence = 16})},
+      {"rotary-rounding", step({rounded_deep}, {.tp = 2, .sequence = 128})},
+      {"wrong-mask", step({tokens(1, 16, attention)}, {.sequence = 16})},  // too large for rounding
+      {"wrong-mask", step({small}, {.sequence = 16})},                     // not from the first rotated token on
       {"document-boundary", documents},
       {"document-boundary", one_rank},
+      {"wrong-slice", table},
       {"unknown", step({tokens(0, 16, attention)}, {.sequence = 16})},
   });
 }
@@ -231,7 +240,11 @@ TEST(RecordedStep, BackwardPassIdentifiesItsWrongPart) {
       {"input-gradient-not-summed", step({norm, before}, {.tp = 2})},
       {"input-gradient-not-summed", step({on("tp", block)}, {.tp = 8})},
       {"input-gradient-not-summed", step({attention, before}, {.dp = 2, .ep = 2})},  // of experts
+      {"context-gradient-not-summed", step({attention, before}, {.cp = 2})},
+      {"context-gradient-not-summed", step({block}, {.dp = 2, .cp = 4})},
+      {"input-gradient-not-summed", step({block, before}, {.tp = 2, .cp = 2})},
       {"router-gradient", step({attention, downstream(router), before}, {.dp = 2, .ep = 2})},
+      {"router-gradient", step({attention, downstream(router)}, {.cp = 2})},
       {"router-gradient", step({attention, downstream(router)}, {.tp = 4})},
       {"router-gradient", step({wrong("output_grad", "model.layers.3.mlp.gate"), before}, {.tp = 2})},
       {"wrong-slice", step({wrong("output_grad", "model.layers.3.mlp.gate_proj"), before}, {.tp = 2})},

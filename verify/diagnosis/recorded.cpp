@@ -188,7 +188,7 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
     {"missing-forward-sum", "the outputs of a row-parallel layer are not reduced over the tensor axis", "output",
      [](const RecordedSymptoms& f, const Wrong& t) { return t.axis.starts_with("tp") && !f.step.dropout; }},
     {"document-boundary", "attention or positions do not respect the boundaries of documents", "output",
-     [](const RecordedSymptoms& f, const Wrong&) { return f.step.document; }},
+     [](const RecordedSymptoms& f, const Wrong& t) { return f.step.document && !is_tied(t); }},
     {"wrong-positions", "tokens have wrong positions", "output",
      [](const RecordedSymptoms& f, const Wrong& t) {
        if (has(t.name, "pos") || has(t.name, "wpe") || has(t.name, "rotary")) return true;
@@ -197,6 +197,10 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
        const int64_t chunk = f.step.sequence / (2 * f.step.cp), at = t.first_token;
        return f.step.cp > 1 && f.step.chunk > 0 && at > 0 && chunk > 0 && at % chunk == 0 &&
               (at % f.step.chunk != 0 || t.distance < 0.15);
+     }},
+    {"rotary-rounding", "angles of rotary embeddings are rounded, for example in a table of a 16-bit dtype", "output",
+     [](const RecordedSymptoms& f, const Wrong& t) {
+       return is_attention(t) && t.first_token == 1 && f.step.cp == 1 && !t.factor && t.distance < 0.02;
      }},
     {"wrong-mask", "attention has a wrong mask, such as one that does not respect documents or windows", "output",
      [](const RecordedSymptoms& f, const Wrong& t) {
@@ -248,6 +252,12 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
      [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.tp > 1 && !f.wrong_loss() && !t.factor && t.axis.empty() &&
               (!f.downstream().empty() || is_column(t));
+     }},
+    {"context-gradient-not-summed",
+     "gradients of keys and values are not returned to the context ranks that have these tokens", "output_grad",
+     [](const RecordedSymptoms& f, const Wrong& t) {
+       return f.step.cp > 1 && f.step.tp == 1 && f.step.ep == 1 && !f.wrong_loss() && !t.factor &&
+              f.downstream().empty();
      }},
     {"input-gradient-not-summed",
      "the input gradient of a column-parallel layer or of experts is not reduced over the tensor or expert axis",
