@@ -25,12 +25,12 @@ namespace tessera::audit {
 
 namespace {
 
-constexpr double kLocalMargin = 4;                  // of measured rounding errors
-constexpr double kTooNoisy = 0.3;                   // larger tolerances refute nothing
-constexpr double kFindable = 0.02;                  // of a factor
-constexpr double kRoutingMargin = 8;                // choices of experts by smaller differences of logits are ambiguous
-constexpr int64_t kMaxElements = int64_t{1} << 22;  // of a pass
-constexpr int64_t kMinRows = 8;                     // of a matrix; else elements are independent
+constexpr double kLocalMargin = 4;    // of measured rounding errors
+constexpr double kTooNoisy = 0.3;     // larger tolerances refute nothing
+constexpr double kFindable = 0.02;    // of a factor
+constexpr double kRoutingMargin = 8;  // choices of experts by smaller differences of logits are ambiguous
+constexpr int64_t kMaxPassElements = int64_t{1} << 22;  // of a pass
+constexpr int64_t kMinRows = 8;                         // of a matrix; else elements are independent
 
 // Least squares, with the standard error of the factor if rows are independent.
 struct RowFit {
@@ -72,7 +72,7 @@ std::vector<SequenceChunk> make_chunks(const Recording& found, int64_t width) {
   for (const TokenRow& row : found.rows()) {
     const auto tokens = std::ssize(row.ids);
     rows[row.batch] += tokens;
-    if (out.empty() || out.back().batch != row.batch || (out.back().count + 1) * tokens * width > kMaxElements)
+    if (out.empty() || out.back().batch != row.batch || (out.back().count + 1) * tokens * width > kMaxPassElements)
       out.push_back({row.batch, row.row, 0, tokens, 0, {}, {}});
     ++out.back().count;
     for (const int64_t id : row.ids) out.back().ids.push_back(static_cast<int32_t>(id));
