@@ -140,11 +140,12 @@ std::string audit_text(const AuditResult& r, const std::string& head) {
     if (t.undecided && c.undecided <= kMaxNamed)
       undecided += fmt::format("{}{} of {}", undecided.empty() ? "" : ", ", to_string(t.key.kind), t.key.name);
   }
-  out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22} {:>16}\n", "tensors", "compared", "wrong", "undecided",
-                     "max error / tolerance", "recorded inputs");
+  const bool has_local = std::ranges::any_of(r.tensors, [](const TensorResult& t) { return t.local.has_value(); });
+  out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22}{}\n", "tensors", "compared", "wrong", "undecided",
+                     "max error / tolerance", has_local ? "  recorded inputs" : "");
   for (const auto& [kind, c] : counts)
-    out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22.3g} {:>16.3g}\n", to_string(kind), c.all, c.wrong,
-                       c.undecided, c.worst, c.local);
+    out += fmt::format("  {:<14} {:>8} {:>6} {:>10} {:>22.3g}{}\n", to_string(kind), c.all, c.wrong, c.undecided,
+                       c.worst, has_local ? fmt::format(" {:>16.3g}", c.local) : "");
   if (unnamed > 0) undecided += fmt::format(" and {} more", unnamed);
   if (!undecided.empty()) out += fmt::format("\nUndecided, because rounding errors are too large: {}\n", undecided);
   for (const std::string& note : r.notes) out += fmt::format("Note: {}\n", note);

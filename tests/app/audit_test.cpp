@@ -204,7 +204,7 @@ TEST_F(AuditTest, DumpOfAnyLayoutAgreesWithItsModelDirectory) {
         "--dump 1 " +
         plan + " --out run");
     const Ran r = must("audit run/dump_1.safetensors model");
-    expect_has(r.out, {"reference: model on one rank; 4 runs in ", "tolerances measured\n", "No divergence"});
+    expect_has(r.out, {"reference: model on one rank; 5 runs in ", "tolerances measured\n", "No divergence"});
   }
 }
 
