@@ -235,13 +235,17 @@ TEST(RecordedStep, OutputsIdentifyRowParallelLayers) {
 TEST(RecordedStep, BackwardPassIdentifiesItsWrongPart) {
   const RecordedTensor attention = wrong("output_grad", "model.layers.1.self_attn"),
                        block = wrong("output_grad", "transformer.h.4"), norm = wrong("output_grad", "model.norm");
+  const RecordedTensor keys = downstream(grad("model.layers.2.self_attn.k_proj.weight"));
   const RecordedTensor router = grad("model.layers.1.mlp.gate.weight"), before = grad("model.layers.0.mlp.gate.weight");
   expect_causes({
       {"input-gradient-not-summed", step({norm, before}, {.tp = 2})},
       {"input-gradient-not-summed", step({on("tp", block)}, {.tp = 8})},
       {"input-gradient-not-summed", step({attention, before}, {.dp = 2, .ep = 2})},  // of experts
-      {"context-gradient-not-summed", step({attention, before}, {.cp = 2})},
-      {"context-gradient-not-summed", step({block}, {.dp = 2, .cp = 4})},
+      {"context-gradient-not-summed",
+       step({block, downstream(grad("transformer.h.5.attn.c_attn.weight"))}, {.dp = 2, .cp = 4})},
+      {"context-gradient-not-summed", step({norm, keys, before}, {.cp = 2})},
+      {"context-gradient-not-summed", step({norm, keys}, {.tp = 2, .cp = 2})},
+      {"unknown", step({norm, keys, downstream(grad("model.layers.2.self_attn.q_proj.weight"))}, {.cp = 2})},
       {"input-gradient-not-summed", step({block, before}, {.tp = 2, .cp = 2})},
       {"router-gradient", step({attention, downstream(router), before}, {.dp = 2, .ep = 2})},
       {"router-gradient", step({attention, downstream(router)}, {.cp = 2})},

@@ -108,6 +108,10 @@ bool is_column(const RecordedTensor& t) {
       std::array{"q_proj", "k_proj", "v_proj", "qkv", "c_attn", "gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1"},
       [&](const char* module) { return t.name.ends_with(module); });
 }
+bool is_key_or_value(const RecordedTensor& t) {
+  return std::ranges::any_of(std::array{"k_proj", "v_proj", "qkv", "c_attn", "query_key_value"},
+                             [&](const char* module) { return has(t.name, module); });
+}
 bool is_head(const RecordedTensor& t) { return has(t.name, "lm_head"); }
 bool is_attention(const RecordedTensor& t) { return has(t.name, "attn") || has(t.name, "attention"); }
 bool is_update(const RecordedTensor& t) { return t.kind == "updated" || t.kind == "lr"; }
@@ -247,17 +251,18 @@ constexpr auto kRecordedRules = std::to_array<RecordedRule>({
            !weights.empty() && std::ranges::all_of(weights, [](const Wrong* g) { return is_router(*g); });
        return !f.wrong_loss() && !t.factor && t.axis.empty() && (is_router(t) || only_routers);
      }},
+    {"context-gradient-not-summed",
+     "gradients of keys and values are not returned to the context ranks that have these tokens", "output_grad",
+     [](const RecordedSymptoms& f, const Wrong& t) {
+       const auto weights = f.downstream();
+       return f.step.cp > 1 && !f.wrong_loss() && !t.factor && t.axis.empty() && !weights.empty() &&
+              std::ranges::all_of(weights, [](const Wrong* g) { return is_key_or_value(*g); });
+     }},
     {"wrong-slice", "the backward pass of a row-parallel layer computes with slices that do not belong together",
      "output_grad",
      [](const RecordedSymptoms& f, const Wrong& t) {
        return f.step.tp > 1 && !f.wrong_loss() && !t.factor && t.axis.empty() &&
               (!f.downstream().empty() || is_column(t));
-     }},
-    {"context-gradient-not-summed",
-     "gradients of keys and values are not returned to the context ranks that have these tokens", "output_grad",
-     [](const RecordedSymptoms& f, const Wrong& t) {
-       return f.step.cp > 1 && f.step.tp == 1 && f.step.ep == 1 && !f.wrong_loss() && !t.factor &&
-              f.downstream().empty();
      }},
     {"input-gradient-not-summed",
      "the input gradient of a column-parallel layer or of experts is not reduced over the tensor or expert axis",
