@@ -190,11 +190,12 @@ void check_update(const Recording& found, const Recording& expected, AuditResult
   const double factor = max_norm > 0 ? clipped(own, max_norm) : 1;
   for (const auto& [key, batches] : found.tensors()) {
     const StoredTensor* const grad = key.kind == Kind::clipped_grad ? tensor(found, Kind::grad, key.name) : nullptr;
-    if (!grad || grad->shape != batches.begin()->second.shape) continue;
+    const StoredTensor& stored = batches.begin()->second;
+    if (!grad || grad->shape != stored.shape) continue;
     Sums sums;
     std::vector<double> x, y;
     for_each_rows(grad->rows(), grad->width(), [&](Range rows) {
-      found.read(batches.begin()->second, 0, rows, x);
+      found.read(stored, 0, rows, x);
       found.read(*grad, 0, rows, y);
       sums.add(x, y, factor);
     });
