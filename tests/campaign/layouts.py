@@ -2,7 +2,7 @@
 """Trains random models under random layouts with --layout-invariant and compares the tensors of the last checkpoint
 (parameters and optimizer state) bitwise with those of one tensor-parallel rank (docs/layout_invariant.md).
 
-    tests/campaign/layouts.py PROGRAM [--count 100] [--dtype fp32|fp64] [--seed 1] [--steps 20]
+    tests/campaign/layouts.py PROGRAM [--count 100] [--dtype fp32|bf16] [--seed 1] [--steps 20]
 
 Prints one line per combination and exits with 1 if any differs. Set TESSERA_MAX_CPU_ISA to compare code paths:
 --other-isa avx2 runs the second layout under that limit.
@@ -51,7 +51,7 @@ def sample(rng, dtype):
         model += ["--family", "llama", "--kv-heads", rng.choice([h for h in (1, 2, 4, 8) if heads % h == 0])]
     if rng.random() < 0.5:
         model += ["--untied"]
-    if rng.random() < 0.3:
+    if llama and rng.random() < 0.3:
         model += ["--window", rng.choice([5, 16])]
     groups = rng.choice([1, 2])  # data ranks or micro-batches
     kv_heads = model[model.index("--kv-heads") + 1] if llama else heads
@@ -86,7 +86,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])  # fp64: `tessera verify`
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--other-isa")
