@@ -182,6 +182,17 @@ Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algo
   return Work(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
 }
 
+namespace {
+
+// NCCL, GPU kernels and the other algorithms have an order of their own.
+void set_reduction(Call& call, Reduction reduction, Algorithm algorithm) {
+  call.reduction = reduction;
+  if (reduction == Reduction::pair_sum && (call.gpu || algorithm != Algorithm::direct))
+    throw Error("[" + std::string(to_string(call.op)) + "] sums in pairs require the direct algorithm and CPU tensors");
+}
+
+}  // namespace
+
 Reduction Communicator::ordered(Reduction reduction) const {
   return adds_in_pairs_ && reduction == Reduction::sum ? Reduction::pair_sum : reduction;
 }
@@ -189,14 +200,14 @@ Reduction Communicator::ordered(Reduction reduction) const {
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return;
   Call call = full_call(Op::all_reduce, x);
-  call.reduction = ordered(reduction);
+  set_reduction(call, ordered(reduction), algorithm_);
   run(call);
 }
 
 Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return {};
   Call call = full_call(Op::all_reduce, x);
-  call.reduction = ordered(reduction);
+  set_reduction(call, ordered(reduction), algorithm_);
   return start(call, {x});
 }
 
@@ -208,13 +219,13 @@ bool Communicator::copies_locally(const Call& call) const {
 
 void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction, int64_t rows) {
   Call call = sharded_call(Op::reduce_scatter, in, out, rows);
-  call.reduction = ordered(reduction);
+  set_reduction(call, ordered(reduction), algorithm_);
   if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
   Call call = sharded_call(Op::reduce_scatter, in, out, rows);
-  call.reduction = ordered(call.reduction);
+  set_reduction(call, ordered(call.reduction), algorithm_);
   return copies_locally(call) ? Work() : start(call, {in, out});
 }
 

@@ -179,6 +179,15 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
+TEST(Comm, OtherAlgorithmsRefuseSumsInPairs) {
+  launch({.ranks = 2, .timeout_s = 20, .algorithm = Algorithm::ring}, [](Communicator& world) {
+    const Tensor x = zeros(4);
+    EXPECT_THROW(world.all_reduce(x, Reduction::pair_sum), Error);
+    world.add_in_pairs();  // selects the direct algorithm
+    world.all_reduce(x);
+  });
+}
+
 TEST(CommFailure, ThrowingRankAbortsAllRanks) {
   const auto thrown_by = [](const std::function<void(Communicator&)>& f) {
     return failure({.ranks = 4, .timeout_s = 20}, [&](Communicator& world) {
